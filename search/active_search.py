@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from search.base import Case, Request, Search, SearchSteps, check_request
 from search.budget import Budget, Spending
 from search.config import SearchConfig
-from search.pruned import pruned
-from search.recorded_tree import RecordedTree
+from search.recorded_tree import RecordedTree, pruned
 from search.selection import answer_of, best_first, by_path, with_answer
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator
@@ -23,7 +22,7 @@ from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage
 
 if TYPE_CHECKING:
-    from search.thinking import Phases, ThinkingStep, UnlimitedStep
+    from search.thinking import Parts
 
 USES: dict[type, str] = {
     Append: "appended to",
@@ -66,7 +65,7 @@ class ActiveSearch:
     The request under way:
     waiting: of an `Expand`, the parents whose children are still to be made.
     children, growing: those so far, and those whose step is under way.
-    phases, thinking: the steps of those that think or call tools; whose thoughts may be closed.
+    parts, counted: the steps of those that think or call tools; those that count their thoughts.
     tool_runs: the calls of tools, by what is called; equal ones are made once.
     answered: how many requests were answered.
     told_tokens: the generated tokens that `writing` has told of.
@@ -96,8 +95,8 @@ class ActiveSearch:
     children: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
     spending: Spending = field(init=False)
-    phases: dict[Branch, Phases] = field(default_factory=dict)
-    thinking: dict[Branch, ThinkingStep | UnlimitedStep] = field(default_factory=dict)
+    parts: dict[Branch, Parts] = field(default_factory=dict)
+    counted: set[Branch] = field(default_factory=set)
     tool_runs: dict[str, Any] = field(default_factory=dict)
     answered: int = 0
     told_tokens: int = 0
@@ -429,7 +428,7 @@ class ActiveSearch:
             child.leave_out(self.config.stops)
             self._count_thinking(child)
             self.tree.wrote(child, child.steps[-1])
-        self.thinking, self.phases = {}, {}
+        self.parts, self.counted = {}, set()
         del self.waiting[: len(children)]
         self.children += children
         return children
@@ -437,7 +436,7 @@ class ActiveSearch:
     def _count_thinking(self, child: Branch) -> None:
         """Count what a child has thought in a step that does not count it itself."""
         thoughts, parent = self.config.thoughts, child.parent
-        if child in self.thinking or thoughts is None or parent is None:
+        if child in self.counted or thoughts is None or parent is None:
             return
         if parent.thinking_ended is None:
             start = len(parent.tokens)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from search.active_search import ActiveSearch, Chat
-from search.prefills import Task, begin_extend, passes_of
+from search.under_way import PassEvents
 from ttc.errors import InvalidInput
-from ttc.protocols import Append, Backend, Prefill
+from ttc.protocols import Append, Backend
 from ttc.results import Progress
+from ttc.task import Task
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 
@@ -31,13 +32,18 @@ class Siblings(NamedTuple):
     tokens: list[list[int]]
 
 
+def append(driver: Any, requests: Sequence[tuple[ActiveSearch, Append]]) -> PassEvents:
+    """Answers to `Append`."""
+    yield from Appends(driver.engine).answer(requests)
+
+
 @dataclass(frozen=True)
 class Appends:
     """Answers the `Append` requests of searches on one backend."""
 
     engine: Backend
 
-    def answer(self, requests: Sequence[tuple[ActiveSearch, Append]]) -> Task:
+    def answer(self, requests: Sequence[tuple[ActiveSearch, Append]]) -> PassEvents:
         families: list[Siblings] = []
         for active, request in requests:
             try:
@@ -50,11 +56,16 @@ class Appends:
                 active.refuse(error)
                 continue
             families.append(self._forked(active, request, given))
-        for prefill, extended in self._extended(families):
-            yield from passes_of(prefill)
-            for family in extended:
-                if not family.active.over:
-                    yield self._appended(family)
+        tasks = self._extended(families)
+        try:
+            for task, extended in tasks:
+                yield from task.passes()
+                for family in extended:
+                    if not family.active.over:
+                        yield self._appended(family)
+        finally:
+            for task, _ in tasks:
+                task.close()
 
     def _appended(self, family: Siblings) -> tuple[int, Progress]:
         active, request, children, tokens = family
@@ -85,26 +96,28 @@ class Appends:
                 child.thinking_ended = len(child.tokens)
         return Siblings(active, request, children, [tokens for _, tokens in given])
 
-    def _extended(self, families: Sequence[Siblings]) -> list[tuple[Prefill, Sequence[Siblings]]]:
+    def _extended(
+        self, families: Sequence[Siblings]
+    ) -> list[tuple[Task[None], Sequence[Siblings]]]:
         """What gives the children their texts; each family by itself where not all can have it."""
         if not families:
             return []
         try:
-            return [(self._begin_extend(families), families)]
+            return [(self._given_to(families), families)]
         except InvalidInput:
-            begun = list[tuple[Prefill, Sequence[Siblings]]]()
+            begun = list[tuple[Task[None], Sequence[Siblings]]]()
         for family in families:
             try:
-                begun.append((self._begin_extend([family]), [family]))
+                begun.append((self._given_to([family]), [family]))
             except InvalidInput as error:
                 self.engine.release(family.active.retire(family.children))
                 family.active.refuse(error)
         return begun
 
-    def _begin_extend(self, families: Sequence[Siblings]) -> Prefill:
+    def _given_to(self, families: Sequence[Siblings]) -> Task[None]:
         children = [child for family in families for child in family.children]
         tokens = [given for family in families for given in family.tokens]
-        return begin_extend(self.engine, children, tokens)
+        return self.engine.extend(children, tokens)
 
     def _given(self, active: ActiveSearch, branch: Branch, text: str, request: Append) -> Given:
         """How many tokens of a branch stay before a text, and the text's tokens."""

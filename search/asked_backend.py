@@ -8,11 +8,11 @@ from math import nan
 from typing import Any, Literal
 
 from ttc.errors import Unsupported
-from ttc.passes.arguments import check_strings
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Batch, Need, Step, Tokens
 from ttc.sampling import SAMPLED, Sampling
+from ttc.step import check_strings
+from ttc.task import Passes, Task
 from ttc.text.word_tokenizer import WordTokenizer
 from ttc.tree.branch import Branch, StepEnd, check_live
 
@@ -120,11 +120,11 @@ class AskedBackend(Backend):
 
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
-        roots = super().roots(prompts, seeds=seeds)
-        for root in roots:
+    ) -> Task[list[Branch]]:
+        task = super().roots(prompts, seeds=seeds)
+        for root in task.branches:
             root.model = next(iter(self.models))
-        return roots
+        return task
 
     def generate(self, *_: Any, **__: Any) -> None:
         """Refused: a text is asked for between two calls, and a batch alone can wait for it."""

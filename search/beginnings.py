@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from search.active_search import ActiveSearch, Chat, steps_of
 from search.config import SearchConfig
-from search.prefills import Task, begin_roots, passes_of
-from search.under_way import UnderWay
+from search.under_way import PassEvents, UnderWay
 from ttc.errors import InvalidInput
 from ttc.origin import error_text
-from ttc.protocols import Backend, Prefill
+from ttc.protocols import Backend
 from ttc.results import Problem, Progress, Result, Stopped
+from ttc.task import Task
 from ttc.tree.branch import Branch
 
 
@@ -32,16 +32,20 @@ class Beginnings:
     prompts: dict[int, list[int]] = field(default_factory=dict)
     failed: list[tuple[int, Progress]] = field(default_factory=list)
 
-    def task(self) -> Task:
+    def task(self) -> PassEvents:
         """Let the problems begin, and say why those fail whose prompts cannot be used."""
         for index in self.problems:
             self._read_prompt(index)
-        prefills = self._begin_roots()
-        roots = [root for prefill in prefills for root in prefill.branches]
+        prompts = self._roots()
+        roots = [root for task in prompts for root in task.branches]
         begun = self._start_searches(dict(zip(self.prompts, roots, strict=True)))
-        yield from self.failed
-        for prefill in prefills:
-            yield from passes_of(prefill)
+        try:
+            yield from self.failed
+            for task in prompts:
+                yield from task.passes()
+        finally:
+            for task in prompts:
+                task.close()
         for active in begun:
             if not active.over:
                 active.begin()
@@ -63,7 +67,7 @@ class Beginnings:
             raise error
         self.failed.append((index, _unsolved(*self.problems[index], error_text(error))))
 
-    def _begin_roots(self) -> list[Prefill]:
+    def _roots(self) -> list[Task[list[Branch]]]:
         """What makes a root for each prompt. Where one is refused, they are tried one by one, and
         the unusable ones are taken out of `prompts`."""
         seeds = {}
@@ -71,18 +75,18 @@ class Beginnings:
             problem, config = self.problems[index]
             seeds[index] = config.seed_of(problem)
         try:
-            return [begin_roots(self.engine, list(self.prompts.values()), list(seeds.values()))]
+            return [self.engine.roots(list(self.prompts.values()), seeds=list(seeds.values()))]
         except InvalidInput:
-            begun = list[Prefill]()
+            begun = list[Task[list[Branch]]]()
         try:
             for index, tokens in list(self.prompts.items()):
                 try:
-                    begun.append(begin_roots(self.engine, [tokens], [seeds[index]]))
+                    begun.append(self.engine.roots([tokens], seeds=[seeds[index]]))
                 except InvalidInput as error:
                     del self.prompts[index]
                     self._refuse(index, error)
         except BaseException:
-            self.engine.release([root for prefill in begun for root in prefill.branches])
+            self.engine.release([root for task in begun for root in task.branches])
             raise
         return begun
 

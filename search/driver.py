@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeVar
 
 from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
@@ -21,16 +20,24 @@ from search.base import Request
 from search.beginnings import Beginnings
 from search.config import SearchConfig
 from search.expansions import Expansions
-from search.prefills import Events, Task
-from search.rates import Rates
-from search.under_way import UnderWay, Work, in_order
+from search.under_way import Events, PassEvents, UnderWay, Work, in_order
 from ttc.errors import TTCError, VerifierError
 from ttc.origin import error_text
+from ttc.parts import load
 from ttc.protocols import Append, Backend, Expand, Handoff, Problem, Rate, Release, Step, Vary
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 
-R = TypeVar("R", bound=Request)
+HANDLERS: dict[type[Request], str] = {
+    Vary: "search.prompted:vary",
+    Handoff: "search.prompted:hand_on",
+    Append: "search.appends:append",
+    Expand: "search.expansions:expand",
+    Rate: "search.rates:rate",
+}
+"""What answers each kind of request, in the order in which they are answered: a function of the
+driver and of the searches that ask, each with its request. It is loaded with the first request;
+`Driver.let_go` answers `Release` before all."""
 
 
 @contextmanager
@@ -64,10 +71,8 @@ class Driver:
     under_way: UnderWay = field(default_factory=UnderWay)
     added: int = 0
     expansions: Expansions = field(init=False)
-    rates: Rates = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rates = Rates(self.engine)
         self.expansions = Expansions(
             self.engine, self.admission, self.under_way, self.begin_decoding
         )
@@ -181,7 +186,7 @@ class Driver:
 
     # ------------------------------------------------------------ beginning and end
 
-    def _begin(self, indices: Sequence[int]) -> Task:
+    def _begin(self, indices: Sequence[int]) -> PassEvents:
         """Let these problems begin, but for those that were cancelled meanwhile."""
         batch = {index: self.waiting.pop(index) for index in indices if index in self.waiting}
         beginnings = Beginnings(self.engine, self.under_way, batch, self.strict, self.contained)
@@ -222,33 +227,16 @@ class Driver:
 
     # ------------------------------------------------------------ requests
 
-    def _answer(self, resting: list[ActiveSearch]) -> Task:
+    def _answer(self, resting: list[ActiveSearch]) -> PassEvents:
         """Answer the requests of those who don't decode, equal kinds merged, and say what was
         done."""
         for active in resting:
             self.let_go(active)
         pending = [(active, active.request) for active in resting]
-
-        def asked(kind: type[R]) -> Iterator[tuple[ActiveSearch, R]]:
-            for active, request in pending:
-                if isinstance(request, kind) and not active.over:
-                    yield active, request
-
-        if any(isinstance(request, Vary | Handoff) for _, request in pending):
-            from search.prompted import Prompted
-
-            prompted = Prompted(self.engine)
-            for active, variation in asked(Vary):
-                yield from prompted.vary(active, variation)
-            for active, handoff in asked(Handoff):
-                yield prompted.hand_on(active, handoff)
-        if any(isinstance(request, Append) for _, request in pending):
-            from search.appends import Appends
-
-            yield from Appends(self.engine).answer(list(asked(Append)))
-        for active, expansion in asked(Expand):
-            self.expansions.answer(active, expansion)
-        yield from self.rates.answer(list(asked(Rate)))
+        for kind, place in HANDLERS.items():
+            requests = [(a, r) for a, r in pending if isinstance(r, kind) and not a.over]
+            if requests:
+                yield from load(place)(self, requests)
 
     def let_go(self, active: ActiveSearch) -> None:
         """Free the branches that a search needs no more, until it asks for something else."""

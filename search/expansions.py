@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
-from search.prefills import Events
-from search.under_way import BeginDecoding, UnderWay
+from search.under_way import BeginDecoding, Events, PassEvents, UnderWay
 from ttc.errors import BranchRefused, RemoteError, VerifierError
 from ttc.protocols import Backend, Expand
 from ttc.results import Progress
@@ -150,3 +149,10 @@ class Expansions:
         else:
             plain = replace(step, max_tokens=max_tokens, thinking=None)
             self.begin_decoding(active, children, plain, request.sampling)
+
+
+def expand(driver: Any, requests: Sequence[tuple[ActiveSearch, Expand]]) -> PassEvents:
+    """Answers to `Expand`: the children begin to decode."""
+    for active, request in requests:
+        driver.expansions.answer(active, request)
+    yield from ()

@@ -1,4 +1,4 @@
-"""Steps in several phases of decoding: where a model thinks within limits, or calls tools."""
+"""Steps in several parts: where a model thinks within limits, or calls tools."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
-from search.prefills import Events, Task, begin_extend, passes_of
-from search.thinking import GoesOn, ThinkingStep, UnlimitedStep
-from search.under_way import BeginDecoding, UnderWay
+from search.thinking import Close, ThinkingStep, plain_step
+from search.under_way import BeginDecoding, Events, PassEvents, UnderWay
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.parts import handler
 from ttc.protocols import Backend, Expand, Step
@@ -51,80 +50,80 @@ class PhasedSteps:
         thoughts, chat = active.config.thoughts, active.config.tools
         for child in children:
             backend = self.engine.of_branch(child)
-            thinking: ThinkingStep | UnlimitedStep | None = None
-            if step.thinking is not None and thoughts is not None:
-                limits = step.thinking
-                if limits.tokens is None:
-                    tokenizer = backend.tokenizer
-                    thinking = UnlimitedStep(
-                        child, step, tokenizer, max_tokens, limits, thoughts, backend
-                    )
-                else:
-                    thinking = ThinkingStep(child, step, limits, thoughts, backend, max_tokens)
-                active.thinking[child] = active.phases[child] = thinking
+            calls = None
             if chat is not None:
                 self.tools = self.tools or handler("tool_use", "steps")()
-                active.phases[child] = self.tools.step(
-                    child, step, thinking, chat, backend, max_tokens
-                )
-        self._begin_phases(active, children)
+                calls = self.tools.calls_of(child, chat, backend)
+            limits = step.thinking
+            if limits is None or thoughts is None:
+                parts = plain_step(child, step, backend, max_tokens, tools=calls)
+            elif limits.tokens is None:
+                parts = plain_step(child, step, backend, max_tokens, limits, thoughts, calls)
+            else:
+                whole = ThinkingStep(child, step, limits, thoughts, backend, max_tokens, calls)
+                parts = whole.parts()
+            active.parts[child] = parts
+            if limits is not None and thoughts is not None:
+                active.counted.add(child)
+        self._go_on(active, children)
 
-    def _begin_phases(self, active: ActiveSearch, children: Sequence[Branch]) -> None:
-        """Let branches go on to think or to answer; thoughts over their limit are closed."""
+    def _go_on(self, active: ActiveSearch, children: Sequence[Branch]) -> list[Branch]:
+        """Let branches do the next part of their steps. Returns those whose step is over."""
         assert isinstance(active.request, Expand)
         alike: dict[Step | None, list[Branch]] = defaultdict(list)
+        closings: list[list[int]] = []
+        over = []
         for child in children:
-            alike[active.phases[child].phase()].append(child)
-        for phase, together in alike.items():
-            if phase is None:
-                self.under_way.add_work(active, self._close_thoughts(active, together))
+            part = next(active.parts[child], None)
+            if part is None:
+                over.append(child)
+            elif isinstance(part, Step):
+                alike[part].append(child)
+            elif isinstance(part, Close):
+                alike[None].append(child)
+                closings.append(part.tokens)
             else:
-                self.begin_decoding(active, together, phase, active.request.sampling)
+                self.tools.call(active, child, part)
+        for part, together in alike.items():
+            if part is None:
+                self.under_way.add_work(active, self._close_thoughts(active, together, closings))
+            else:
+                self.begin_decoding(active, together, part, active.request.sampling)
+        return over
 
     def still_going(self, children: Sequence[Branch]) -> set[Branch]:
-        """Those whose step goes on after a phase; they are let go on."""
-        going: dict[ActiveSearch, list[Branch]] = defaultdict(list)
-        calling = set[Branch]()
+        """Those whose step goes on after a part; they are let go on."""
+        parted: dict[ActiveSearch, list[Branch]] = defaultdict(list)
         for child in children:
             active = self.decoding[child]
-            follows = active.phases[child].ended() if child in active.phases else "over"
-            if follows == "call":
-                self.tools.call(active, child)
-                calling.add(child)
-            elif follows != "over":
-                going[active].append(child)
-        for active, together in going.items():
-            self._begin_phases(active, together)
-        return calling.union(*going.values())
+            if child in active.parts:
+                parted[active].append(child)
+        return {
+            child
+            for active, together in parted.items()
+            for child in set(together).difference(self._go_on(active, together))
+        }
 
-    def _follow(self, active: ActiveSearch, follows: Mapping[Branch, GoesOn]) -> Events:
-        going = [child for child, what in follows.items() if what in ("decode", "close")]
-        self._begin_phases(active, going)
-        yield from self.end_steps([child for child, what in follows.items() if what == "over"])
-
-    def _close_thoughts(self, active: ActiveSearch, children: Sequence[Branch]) -> Task:
+    def _close_thoughts(
+        self, active: ActiveSearch, children: Sequence[Branch], closings: Sequence[list[int]]
+    ) -> PassEvents:
         """Put the end of thinking after what branches have thought, and let them answer."""
         if active.over:
             return
-        closings = [active.thinking[child].closing for child in children]
         ends = {child: len(child.tokens) for child in children}
         try:
-            prefill = begin_extend(self.engine, children, closings)
+            task = self.engine.extend(children, closings)
         except ContextExceeded:
             for child in children:  # their thoughts have no end
                 child.end_step("length")
             yield from self.end_steps(children)
             return
-        yield from passes_of(prefill)
+        yield from task.passes()
         if active.over:
             return
         for child in children:
             child.thinking_ended = ends[child]
-        follows = {child: active.thinking[child].closed() for child in children}
-        for child in children:
-            if follows[child] == "over":
-                child.end_step("length")
-        yield from self._follow(active, follows)
+        yield from self.end_steps(self._go_on(active, children))
 
     def forget(self, branches: Sequence[Branch]) -> None:
         """Wait for no answers to these branches."""
@@ -134,27 +133,26 @@ class PhasedSteps:
     def take_answers(self) -> None:
         if self.tools is None:
             return
-        for active, steps in self.tools.answered(self.decoding).items():
-            self.under_way.add_work(active, self._tell(active, steps))
+        for active, called in self.tools.answered(self.decoding).items():
+            self.under_way.add_work(active, self._tell(active, called))
 
-    def _tell(self, active: ActiveSearch, steps: Mapping[Branch, Any]) -> Task:
+    def _tell(self, active: ActiveSearch, called: Mapping[Branch, Any]) -> PassEvents:
         if active.over:
             return
         given: dict[Branch, list[int]] = {}
-        follows: dict[Branch, GoesOn] = {}
-        for child, step in steps.items():
+        over = []
+        for child, calls in called.items():
             try:
-                given[child] = step.answers()
+                given[child] = calls.answers()
             except ContextExceeded:
                 child.finish_reason = "context"
                 child.end_step("context")
-                follows[child] = "over"
+                over.append(child)
             except InvalidInput as error:  # the chat template refuses what was called
                 active.refuse(error)
                 return
         if given:
-            yield from passes_of(begin_extend(self.engine, list(given), list(given.values())))
+            yield from self.engine.extend(list(given), list(given.values())).passes()
         if active.over:
             return
-        follows |= {child: steps[child].go_on() for child in given}
-        yield from self._follow(active, follows)
+        yield from self.end_steps([*over, *self._go_on(active, list(given))])

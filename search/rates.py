@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from search.active_search import ActiveSearch
-from search.prefills import Task
 from search.rating import aggregate
+from search.under_way import PassEvents
 from ttc.errors import VerifierError
-from ttc.passes.pass_by_pass import Interrupted, Passes, interruptible
 from ttc.protocols import Aggregation, Backend, Rate
+from ttc.task import Interrupted, Passes, interruptible
 from ttc.usage import Usage
 
 RateRequests = Sequence[tuple[ActiveSearch, Rate]]
@@ -27,7 +28,7 @@ class Rates:
 
     engine: Backend
 
-    def answer(self, requests: RateRequests) -> Task:
+    def answer(self, requests: RateRequests) -> PassEvents:
         """Scores for all that one verifier rates, in one call where none of them fails."""
         alike: dict[tuple[int, Aggregation], list[tuple[ActiveSearch, Rate]]] = defaultdict(list)
         for active, request in requests:
@@ -40,7 +41,7 @@ class Rates:
         rater, question = active.config.rater, active.problem.question
         return rater.price(request.branches, question, self.engine)
 
-    def _rate(self, requests: RateRequests) -> Task:
+    def _rate(self, requests: RateRequests) -> PassEvents:
         paid = [(active, request) for active, request in requests if self._pays(active, request)]
         try:
             given = yield from self._scores(paid)
@@ -148,3 +149,8 @@ def _keep(active: ActiveSearch, request: Rate, scores: StepScores) -> None:
 
 def _not_over(requests: RateRequests) -> RateRequests:
     return [(active, request) for active, request in requests if not active.over]
+
+
+def rate(driver: Any, requests: RateRequests) -> PassEvents:
+    """Answers to `Rate`."""
+    yield from Rates(driver.engine).answer(requests)

@@ -10,7 +10,6 @@ from numbers import Integral
 
 from ttc.errors import UnusableScores, VerifierError
 from ttc.origin import error_text
-from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.ratings import passes_of_rating
 from ttc.protocols import (
     Aggregation,
@@ -23,6 +22,7 @@ from ttc.protocols import (
     children_price,
 )
 from ttc.sampling import Sampling
+from ttc.task import Passes, all_of
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, by_model
 from ttc.wording import number_of

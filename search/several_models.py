@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ttc.checks import check_is, check_kind
 from ttc.errors import InvalidInput
@@ -16,7 +16,11 @@ from ttc.protocols import (
     Tokens,
 )
 from ttc.sampling import SAMPLED, Sampling
+from ttc.task import Passes, Task
 from ttc.tree.branch import Branch, by_model
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class SeveralModels(Backend):
@@ -53,23 +57,24 @@ class SeveralModels(Backend):
 
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         """Prompts of the first model."""
-        roots = self.first.roots(prompts, seeds=seeds)
-        for root in roots:
-            root.model = next(iter(self.models))
-        return roots
+        return self._of_first(self.first.roots(prompts, seeds=seeds))
+
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Tokens]
+    ) -> Task[list[Branch]]:
+        return self._of_first(self.first.side_branches(branches, prompts))
+
+    def _of_first(self, task: Task[list[Branch]]) -> Task[list[Branch]]:
+        for branch in task.branches:
+            branch.model = next(iter(self.models))
+        return task
 
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         return self.models[root.model].variants(root, prompts, suffixes)
-
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]:
-        new = self.first.side_branches(branches, prompts)
-        for branch in new:
-            branch.model = next(iter(self.models))
-        return new
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
         return self.models[branch.model].fork(branch, n, keep)
@@ -80,10 +85,42 @@ class SeveralModels(Backend):
         tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
-    ) -> None:
-        for backend, places in self._owners(branches):
+    ) -> Task[None]:
+        def extended(backend: Backend, places: list[int]) -> Task[None]:
             given = [tokens_per_branch[place] for place in places]
-            backend.extend([branches[place] for place in places], given, purpose=purpose)
+            return backend.extend([branches[place] for place in places], given, purpose=purpose)
+
+        return self._each(branches, extended, lambda _: None)
+
+    def _each(
+        self,
+        branches: Sequence[Branch],
+        call: Callable[[Backend, list[int]], Task[T]],
+        join: Callable[[list[tuple[list[int], T]]], R],
+    ) -> Task[R]:
+        """One task of a call of each backend on its own branches. join: its result, of theirs and
+        the places of their branches."""
+        owners = self._owners(branches)
+        tasks: list[Task[T]] = []
+        try:
+            for backend, places in owners:
+                tasks.append(call(backend, places))
+        except BaseException:
+            for task in tasks:
+                task.close()
+            raise
+
+        def passes() -> Passes[R]:
+            results = []
+            try:
+                for (_, places), task in zip(owners, tasks, strict=True):
+                    results.append((places, (yield from task.passes())))
+            finally:
+                for task in tasks:
+                    task.close()
+            return join(results)
+
+        return Task(branches, passes())
 
     def generate(
         self,
@@ -109,14 +146,23 @@ class SeveralModels(Backend):
         given: Sequence[Tokens] | None = None,
         exit: Any = None,
         report: Any = None,
-    ) -> list[list[list[float]]]:
-        scores: dict[int, list[list[float]]] = {}
-        for backend, places in self._owners(branches):
+    ) -> Task[list[list[list[float]]]]:
+        def scored(backend: Backend, places: list[int]) -> Task[list[list[list[float]]]]:
             part, asked = [branches[i] for i in places], [continuations[i] for i in places]
             before = None if given is None else [given[i] for i in places]
-            found = backend.score(part, asked, given=before, exit=exit, report=report)
-            scores |= dict(zip(places, found, strict=True))
-        return [scores[place] for place in range(len(branches))]
+            return backend.score(part, asked, given=before, exit=exit, report=report)
+
+        def in_order(
+            found: list[tuple[list[int], list[list[list[float]]]]],
+        ) -> list[list[list[float]]]:
+            scores = {
+                place: row
+                for places, rows in found
+                for place, row in zip(places, rows, strict=True)
+            }
+            return [scores[place] for place in range(len(branches))]
+
+        return self._each(branches, scored, in_order)
 
     def release(self, branches: Iterable[Branch]) -> None:
         branches = list(branches)

@@ -21,7 +21,7 @@ from search.options import (
     check_concurrency,
     check_keywords,
 )
-from search.prefills import Events
+from search.under_way import Events
 from ttc.checks import check_flag, check_kind
 from ttc.protocols import Backend, Problem, misfit
 from ttc.results import Progress, Result

@@ -1,19 +1,16 @@
-"""A step in which a model thinks, answers, or does one after the other, each with its own limit."""
+"""A step in several parts, each a generator that says what its branch does next: it decodes, its
+thought is closed, or it waits for tools."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from ttc.protocols import Backend, Step, Thinking
 from ttc.text.chat import decoded
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, ThoughtClosed
-
-GoesOn = Literal["over", "decode", "close", "call"]
-"""What follows a phase: the step is over, another phase is decoded, the thought is closed, or tools
-are called."""
-
 
 CALL_TOKENS = 512
 """So many tokens beyond its limit a thought may have to end a call of a tool."""
@@ -34,17 +31,15 @@ def most_tokens(
     return min(left, step_limit) + CALL_TOKENS * calls_tools
 
 
-class Phases(Protocol):
-    """A step in phases, as `ThinkingStep` is one."""
+class Close(NamedTuple):
+    """The thought is closed by these tokens before anything else."""
 
-    @property
-    def branch(self) -> Branch: ...
+    tokens: list[int]
 
-    def phase(self) -> Step | None: ...
 
-    def ended(self) -> GoesOn: ...
-
-    def go_on(self) -> GoesOn: ...
+Parts = Generator[Any, None, None]
+"""What a branch does next: decodes a `Step` that ends with this part, is given what a `Close` has,
+or waits for the answers of its `search.tools.steps.ToolCalls`. The step is over at the end."""
 
 
 def closing(thinking: Thinking, thoughts: Thoughts, backend: Backend) -> list[int]:
@@ -55,17 +50,14 @@ def closing(thinking: Thinking, thoughts: Thoughts, backend: Backend) -> list[in
 
 @dataclass(eq=False)
 class ThinkingStep:
-    """The step of one branch, in phases: in each the branch either thinks or answers. A phase ends
-    with the mark that ends or begins a thought, or where the step or a limit ends.
+    """A step in which the branch thinks, answers, or does one after the other, each within its own
+    limit. A part ends with the mark that ends or begins a thought, or where the step or a limit
+    ends.
 
     left, answer_left: the tokens that the step may still write, and those of the answer among them.
-    limit: the most tokens of the thought.
-    start: `len(tokens)` at the phase's beginning.
-    thinks: whether it is one of thinking.
-    at_limit: whether it goes to the end of what may be thought.
-    closes: whether the thought is to be closed before anything else, and why.
-    wrote: whether a phase is over.
+    tools: its `ToolCalls`, None where it calls none.
     extra: so many tokens more may be thought, to end a call.
+    why: what its thought is closed for.
     """
 
     branch: Branch
@@ -74,57 +66,57 @@ class ThinkingStep:
     thoughts: Thoughts
     backend: Backend
     left: int
-    limit: int = field(init=False)
-    answer_left: int = field(init=False)
-    start: int = field(init=False)
-    thinks: bool = field(init=False)
-    at_limit: bool = False
-    closes: bool = False
-    why: ThoughtClosed = "limit"
-    wrote: bool = False
+    tools: Any = None
     extra: int = 0
+    why: ThoughtClosed = "limit"
 
     def __post_init__(self) -> None:
         assert self.thinking.tokens is not None
         self.limit = self.thinking.tokens
         self.answer_left = self.step.max_tokens
-        self._begin_phase()
-        self.closes = self.thinks and self._thought_left() <= 0
+        self.closing = closing(self.thinking, self.thoughts, self.backend)
+        self.cut = self.thinking.step is not None
 
-    def _begin_phase(self) -> None:
-        self.start = len(self.branch.tokens)
-        self.thinks = self.branch.thinks(self.thoughts)
+    def parts(self) -> Parts:
+        branch, tools = self.branch, self.tools
+        closes, wrote = self._spent, False
+        while True:
+            if closes:
+                yield Close(self.closing)
+                if self.limit:
+                    branch.thought_closed = self.why
+                if (self.cut and wrote) or self._at_end:
+                    branch.end_step("length")
+                    return
+            start, thinks = len(branch.tokens), branch.thinks(self.thoughts)
+            part, at_limit = self._thought() if thinks else (self._answer(), False)
+            yield part if tools is None else tools.until(part)
+            called = tools is not None and tools.look()
+            self._count(len(branch.tokens) - start, thinks)
+            wrote = True
+            follows = self._follows(start, thinks, at_limit)
+            if follows != "over":
+                branch.resume_step()
+            if called:
+                if not (yield from tools.answered(follows == "over")):
+                    return
+                self.extra = 0
+                if self._at_end:
+                    branch.end_step("length")
+                    return
+                closes = self._spent
+            elif follows == "over":
+                return
+            else:
+                closes = follows == "close" and not self._ends_call()
 
     @property
-    def cut(self) -> bool:
-        return self.thinking.step is not None
+    def _at_end(self) -> bool:
+        return self.left <= 0 or self.answer_left <= 0
 
     @property
-    def closing(self) -> list[int]:
-        return closing(self.thinking, self.thoughts, self.backend)
-
-    def phase(self) -> Step | None:
-        """What the branch decodes now; None where its thought is to be closed instead."""
-        if self.closes:
-            return None
-        ends = self.thoughts.last_strings(self.thinks)
-        if not self.thinks:
-            if self.branch.thinking_ended is not None:
-                ends = ()
-            delimiter = (*self.step.delimiters, *ends)
-            limit = min(self.left, self.answer_left)
-            return replace(self.step, max_tokens=limit, delimiter=delimiter, thinking=None)
-        limit, part = self._thought_left(), self.thinking.step
-        step_limit = self.left
-        if isinstance(part, int) and not self.extra:
-            step_limit = min(self.left, part)
-        elif isinstance(part, tuple) and not self.extra:
-            ends = (*ends, *part)
-            step_limit = min(step_limit, self.step.max_tokens)
-        self.at_limit = limit <= step_limit
-        return replace(
-            self.step, max_tokens=min(limit, step_limit), delimiter=ends, end=(), thinking=None
-        )
+    def _spent(self) -> bool:
+        return self.branch.thinks(self.thoughts) and self._thought_left() <= 0
 
     def _thought_left(self) -> int:
         """The tokens that may still be thought, with room for the answer after them."""
@@ -135,150 +127,111 @@ class ThinkingStep:
         room -= len(self.closing) + self.step.max_tokens
         return min(left, room) if room > 0 else left
 
-    def ended(self) -> GoesOn:
-        """What follows the phase that was decoded. Where the step goes on, its end is taken
-        back."""
-        branch, thought = self.branch, self.thinks
-        written = len(branch.tokens) - self.start
+    def _answer(self) -> Step:
+        ended = self.branch.thinking_ended is not None
+        ends = () if ended else self.thoughts.last_strings(False)
+        limit, delimiter = min(self.left, self.answer_left), (*self.step.delimiters, *ends)
+        return replace(self.step, max_tokens=limit, delimiter=delimiter, thinking=None)
+
+    def _thought(self) -> tuple[Step, bool]:
+        """A part of thinking, and whether it goes to the end of what may be thought."""
+        ends, part, step_limit = self.thoughts.last_strings(True), self.thinking.step, self.left
+        if isinstance(part, int) and not self.extra:
+            step_limit = min(self.left, part)
+        elif isinstance(part, tuple) and not self.extra:
+            ends = (*ends, *part)
+            step_limit = min(self.left, self.step.max_tokens)
+        limit = self._thought_left()
+        tokens = min(limit, step_limit)
+        thought = replace(self.step, max_tokens=tokens, delimiter=ends, end=(), thinking=None)
+        return thought, limit <= step_limit
+
+    def _count(self, written: int, thinks: bool) -> None:
         self.left -= written
-        self.wrote = True
-        if thought:
-            branch.thinking_tokens += written
-            branch.usage.thinking_tokens += written
+        if thinks:
+            self.branch.thinking_tokens += written
+            self.branch.usage.thinking_tokens += written
         else:
             self.answer_left -= written
-        self.why = "looped" if branch.step_reasons[-1] == "looped" else "limit"
-        follows = self._follows()
-        self.closes = follows == "close"
-        if follows != "over":
-            branch.resume_step()
-        return follows
 
-    def _follows(self) -> GoesOn:
-        thought, reason = self.thinks, self.branch.step_reasons[-1]
-        if reason == "length":
-            goes_on = self.left > 0 or self.cut
-            return "close" if thought and self.at_limit and goes_on else "over"
-        if reason == "looped":
-            return "close" if thought and (self.left > 0 or self.cut) else "over"
+    def _follows(self, start: int, thinks: bool, at_limit: bool) -> Literal["over", "close", "go"]:
+        """What follows the part from `start` on. thinks: whether it was one of thinking."""
+        reason = self.branch.step_reasons[-1]
+        self.why = "looped" if reason == "looped" else "limit"
+        if reason == "looped" or (reason == "length" and at_limit):
+            return "close" if thinks and (self.left > 0 or self.cut) else "over"
         if reason != "delimiter":
             return "over"
-        delimiters = self.step.delimiters if not thought else self.thinking.step
-        words = self.thoughts.whole(self.branch.tokens[self.start :])
-        if isinstance(delimiters, tuple) and any(string in words.lstrip() for string in delimiters):
+        delimiters = self.thinking.step if thinks else self.step.delimiters
+        words = self.thoughts.whole(self.branch.tokens[start:]).lstrip()
+        thinks_on = self.branch.thinks(self.thoughts)
+        if isinstance(delimiters, tuple) and any(string in words for string in delimiters):
             spent = self.branch.thinking_tokens >= self.limit
-            return "close" if thought and spent and self.branch.thinks(self.thoughts) else "over"
-        self._begin_phase()
-        if (thought and not self.thinks and self.cut) or self.left <= 0:
+            return "close" if thinks and thinks_on and spent else "over"
+        if (thinks and not thinks_on and self.cut) or self.left <= 0:
             return "over"
-        if self.thinks:
-            return "decode" if self._thought_left() > 0 else "close"
-        return "decode" if self.answer_left > 0 else "over"
+        if thinks_on:
+            return "go" if self._thought_left() > 0 else "close"
+        return "go" if self.answer_left > 0 else "over"
 
-    def closed(self) -> GoesOn:
-        self.closes = False
-        if self.limit:
-            self.branch.thought_closed = self.why
-        self._begin_phase()
-        parted = self.cut and self.wrote
-        return "over" if parted or self.left <= 0 or self.answer_left <= 0 else "decode"
-
-    def end_call(self) -> GoesOn:
-        """Go on where the thought's limit has come in a call, once; else the thought is closed."""
-        spent = self.branch.thinking_tokens >= self.limit
-        if self.extra or self.left <= 0 or not spent or self.why == "looped":
-            return "close"
+    def _ends_call(self) -> bool:
+        """Go on where the thought's limit has come in a call, once."""
+        if self.tools is None or not self.tools.in_call() or self.extra or self.left <= 0:
+            return False
+        if self.branch.thinking_tokens < self.limit or self.why == "looped":
+            return False
         self.extra = CALL_TOKENS
-        self.closes = False
-        self._begin_phase()
-        return "decode"
-
-    def go_on(self) -> GoesOn:
-        """What follows the answers of tools, which are neither thought nor answer."""
-        self.extra = 0
-        self._begin_phase()
-        if self.left <= 0 or self.answer_left <= 0:
-            self.branch.end_step("length")
-            return "over"
-        self.closes = self.thinks and self._thought_left() <= 0
-        return "close" if self.closes else "decode"
+        return True
 
 
-@dataclass(eq=False)
-class PlainStep:
-    """A step without thoughts.
+def plain_step(
+    branch: Branch,
+    step: Step,
+    backend: Backend,
+    left: int,
+    thinking: Thinking | None = None,
+    thoughts: Thoughts | None = None,
+    tools: Any = None,
+) -> Parts:
+    """A step whose limits count thoughts too; a thought is closed where it goes in circles.
 
-    left: the tokens that it may still write. start: `len(tokens)` at the phase's beginning.
+    left: the most tokens of the step. thoughts: None for none to count and close. tools: its
+    `ToolCalls`, None where it calls none.
     """
-
-    branch: Branch
-    step: Step
-    tokenizer: Any
-    left: int
-    start: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.start = len(self.branch.tokens)
-
-    def phase(self) -> Step | None:
-        return replace(self.step, max_tokens=self.left, thinking=None)
-
-    def ended(self) -> GoesOn:
-        """What follows: the step goes on where it ended at no delimiter of its own."""
-        written = self.branch.tokens[self.start :]
-        self.left -= len(written)
-        if self.branch.step_reasons[-1] == "delimiter":
-            words = decoded(written, self.tokenizer, special=True).lstrip()
-            if not any(string in words for string in self.step.delimiters):
-                self.branch.resume_step()
-                return self.go_on()
-        return "over"
-
-    def go_on(self) -> GoesOn:
-        """Begin another phase where there is room; else the step is at its limit."""
-        self.start = len(self.branch.tokens)
-        if self.left > 0:
-            return "decode"
-        self.branch.end_step("length")
-        return "over"
-
-
-@dataclass(eq=False)
-class UnlimitedStep(PlainStep):
-    """A step whose limits count thoughts too: a thought is closed where it goes in circles.
-
-    closes: whether it is to be closed before anything else.
-    """
-
-    thinking: Thinking
-    thoughts: Thoughts
-    backend: Backend
-    closes: bool = False
-
-    @property
-    def closing(self) -> list[int]:
-        return closing(self.thinking, self.thoughts, self.backend)
-
-    def phase(self) -> Step | None:
-        return None if self.closes else super().phase()
-
-    def ended(self) -> GoesOn:
-        branch = self.branch
-        if branch.thinking_ended is None:
-            written = branch.tokens[self.start :]
-            count = self.thoughts.count(written, branch.thinks_at(self.start, self.thoughts))
+    closes = False
+    while True:
+        if closes and thinking is not None and thoughts is not None:
+            yield Close(closing(thinking, thoughts, backend))
+            branch.thought_closed = "looped"
+        start = len(branch.tokens)
+        part = replace(step, max_tokens=left, thinking=None)
+        yield part if tools is None else tools.until(part)
+        called = tools is not None and tools.look()
+        written = branch.tokens[start:]
+        if thoughts is not None and branch.thinking_ended is None:
+            count = thoughts.count(written, branch.thinks_at(start, thoughts))
             branch.thinking_tokens += count
             branch.usage.thinking_tokens += count
-        follows = super().ended()
-        looped = branch.step_reasons[-1:] == ["looped"] and branch.thinks(self.thoughts)
-        if not looped or self.left <= 0:
-            return follows
-        branch.resume_step()
-        self.closes = True
-        return "close"
-
-    def closed(self) -> GoesOn:
-        self.closes = False
-        self.branch.thought_closed = "looped"
-        self.start = len(self.branch.tokens)
-        return "decode"
+        left -= len(written)
+        over = True
+        if branch.step_reasons[-1] == "delimiter":
+            words = decoded(written, backend.tokenizer, special=True).lstrip()
+            over = any(string in words for string in step.delimiters)
+            if not over:  # tools have ended it
+                branch.resume_step()
+                if left <= 0:
+                    branch.end_step("length")
+                    over = True
+        looped = branch.step_reasons[-1:] == ["looped"]
+        closes = looped and left > 0 and thoughts is not None and branch.thinks(thoughts)
+        if closes:
+            branch.resume_step()
+            over = False
+        if called:
+            if not (yield from tools.answered(over)):
+                return
+            if left <= 0:
+                branch.end_step("length")
+                return
+        elif over:
+            return

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from search.active_search import ActiveSearch
-from search.prefills import Task
 from ttc.protocols import Step
+from ttc.results import Progress
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
+
+Events = Generator[tuple[int, Progress], None, None]
+"""What happened, each with the number of its problem."""
+
+PassEvents = Iterator[tuple[int, Progress] | None]
+"""What happened, and None after each pass of the model, where the work may be left for a while."""
 
 BeginDecoding = Callable[[ActiveSearch, list[Branch], Step, Sampling], None]
 """Lets new branches decode a step, or a phase of one."""
@@ -17,12 +23,12 @@ BeginDecoding = Callable[[ActiveSearch, list[Branch], Step, Sampling], None]
 
 @dataclass(eq=False)
 class Work:
-    """A task and the problems that it is for, by their numbers.
+    """What goes on pass by pass, and the problems that it is for, by their numbers.
 
     tokens: of the prompts or ratings that it computes. begins: whether problems begin with it.
     """
 
-    task: Task
+    task: PassEvents
     indices: set[int]
     tokens: int = 0
     begins: bool = False
@@ -73,7 +79,7 @@ class UnderWay:
     def resting(self) -> list[ActiveSearch]:
         return in_order(self.idle.values())
 
-    def add_work(self, active: ActiveSearch, task: Task) -> None:
+    def add_work(self, active: ActiveSearch, task: PassEvents) -> None:
         self.works.append(Work(task, {active.index}))
 
     def clear(self) -> list[ActiveSearch]:

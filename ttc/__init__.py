@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ttc.speculation.draft_model import DraftModel as DraftModel
     from ttc.speculation.prompt_lookup import PromptLookup as PromptLookup
     from ttc.step import Step as Step
+    from ttc.task import Task as Task
     from ttc.text.thinking_marks import ThinkingMarks as ThinkingMarks
     from ttc.tools.base import Tool as Tool, ToolError as ToolError, Tools as Tools
     from ttc.tools.calculator import CalculatorTools as CalculatorTools

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 from ttc.checks import check_whole
 from ttc.errors import BranchRefused, InvalidInput, RemoteError, Unsupported
 from ttc.sampling import SAMPLED, Sampling, random_key
-from ttc.step import Step
+from ttc.step import Step, step_of
+from ttc.task import Task, check_interrupt
 from ttc.text.chat import decoded, encoded
 from ttc.tree.branch import MOST_ROWS, Branch, check_live
 from ttc.tree.segment import Segment, common_prefix
@@ -95,6 +96,7 @@ class Backend:
     One of your own derives from this class, and has a `tokenizer` and `generate`, or a
     `running_batch` in its place. All else it has from here: its branches are lists of tokens, and
     nothing is computed before they go on. What it does not have raises Unsupported, which names it.
+    Calls that may take several passes of a model give a `ttc.Task`.
 
     limits: what its model can take, None where that is not known.
     models: the backends of several models, by their names; roots are of the first, and
@@ -140,17 +142,19 @@ class Backend:
 
     def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
         """A branch that holds a prompt."""
-        return self.roots([tokens], seeds=[seed])[0]
+        return self.roots([tokens], seeds=[seed]).result()[0]
 
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         """Many prompts, each the start of its own random stream."""
         seeds = range(len(prompts)) if seeds is None else seeds
-        return [
-            self.new_branch(prompt, random_key(seed), Usage())
-            for prompt, seed in zip(prompts, seeds, strict=True)
-        ]
+        return made(
+            [
+                self.new_branch(prompt, random_key(seed), Usage())
+                for prompt, seed in zip(prompts, seeds, strict=True)
+            ]
+        )
 
     def new_branch(
         self, prompt: Tokens, key: int, usage: Usage, root_id: int | None = None
@@ -159,7 +163,7 @@ class Backend:
 
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         """Children of `root`, one per prompt, that start from these prompts instead of the root's.
 
         suffixes: tokens that follow each prompt.
@@ -169,9 +173,11 @@ class Backend:
         for child, prompt, suffix in zip(children, prompts, after, strict=True):
             child.tokens = [*prompt, *suffix]
             child.prompt_length = child.given_end = len(child.tokens)
-        return children
+        return made(children)
 
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]:
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Tokens]
+    ) -> Task[list[Branch]]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that
         asks elsewhere. What a branch has not already counts as verifier tokens. The caller releases
         them."""
@@ -180,7 +186,7 @@ class Backend:
             shared = common_prefix(branch.tokens, prompt)
             branch.usage.verifier_tokens += len(prompt) - max(1, shared)
             new.append(self.new_branch(prompt, branch.key, branch.usage, branch.root_id))
-        return new
+        return made(new)
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
         """`n` children that continue `branch`, each with its own random stream.
@@ -206,11 +212,12 @@ class Backend:
         tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
-    ) -> None:
+    ) -> Task[None]:
         """Append given tokens to each branch; `purpose` says what they count as."""
         check_live(branches)
         for branch, tokens in zip(branches, tokens_per_branch, strict=True):
             branch.give(tokens)
+        return Task.made(None, branches)
 
     def release(self, branches: Iterable[Branch]) -> None:
         """Let go of branches; tokens and scores stay readable."""
@@ -229,7 +236,21 @@ class Backend:
         sampling: Sampling = SAMPLED,
     ) -> None:
         """Continue each branch by one step, in place; see `Engine.generate`."""
-        raise self.unsupported("generate", "a call that writes whole steps", "use running_batch")
+        self._write(branches, *step_of(max_tokens, stop, end), sampling)
+
+    def _write(
+        self, branches: Sequence[Branch], step: Step, limits: list[int] | None, sampling: Sampling
+    ) -> None:
+        if not self.joins:
+            raise self.unsupported("generate", "or running_batch", "define one of them")
+        batch = self.running_batch()
+        batch.add(branches, step, sampling, limits)
+        try:
+            while len(batch):
+                batch.step()
+                check_interrupt()
+        finally:
+            batch.close()  # breaks off what an error has left
 
     def running_batch(self, max_rows: int | None = None) -> Batch:
         """A batch that branches join and leave while others decode.
@@ -246,7 +267,7 @@ class Backend:
         given: Sequence[Tokens] | None = None,
         exit: Any = None,
         report: Any = None,
-    ) -> list[list[list[float]]]:
+    ) -> Task[list[list[list[float]]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
         branch i; see `Engine.score`.
 
@@ -346,66 +367,9 @@ class GenerateBatch(Batch):
         return sum(map(len, self.added.values()))
 
 
-class Prefill(Protocol):
-    """Branches that are there, and whose keys and values are computed pass by pass. Between two
-    passes its caller may do anything else with the backend. It is closed at the end.
-
-    branches: one that is released leaves it; the others go on.
-    """
-
-    branches: list[Branch]
-
-    def step(self) -> bool:
-        """One pass of the model. True once there are no more."""
-        ...
-
-    def close(self) -> None:
-        """Make no more passes."""
-        ...
-
-
-@runtime_checkable
-class PrefillsByPass(Protocol):
-    """A backend that can stop between two passes of a long prompt. Each call is that of `Backend`
-    without `begin_`, and refuses at once what that one refuses. Nobody may use the branches before
-    the last pass, but for releasing them."""
-
-    def begin_roots(
-        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> Prefill: ...
-
-    def begin_variants(
-        self,
-        root: Branch,
-        prompts: Sequence[Tokens],
-        suffixes: Sequence[Tokens] | None = None,
-    ) -> Prefill: ...
-
-    def begin_extend(
-        self,
-        branches: Sequence[Branch],
-        tokens_per_branch: Sequence[Tokens],
-        *,
-        purpose: Purpose = "prompt",
-    ) -> Prefill: ...
-
-
-@runtime_checkable
-class ScoresByPass(Protocol):
-    """A backend that can stop between two passes of `score_within` and `side_branches`, as an
-    Engine can. What the calls give, and how they end, is that of `ttc.passes.pass_by_pass`."""
-
-    def begin_score(
-        self,
-        branches: Sequence[Branch],
-        continuations: Sequence[Sequence[Tokens]],
-        *,
-        given: Sequence[Tokens] | None = None,
-        exit: Any = None,
-        report: Any = None,
-    ) -> Any: ...
-
-    def begin_side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> Any: ...
+def made(branches: list[Branch]) -> Task[list[Branch]]:
+    """The task of new branches of which nothing is computed."""
+    return Task.made(branches, branches)
 
 
 def check_needs(user: object, backend: Backend) -> None:

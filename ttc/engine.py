@@ -25,12 +25,9 @@ from ttc.passes.arguments import (
     checked_prompts,
     checked_side_prompts,
     checked_variants,
-    step_of,
 )
-from ttc.passes.pass_by_pass import PassByPass, Passes, at_once, one_at_a_time
 from ttc.passes.prefill import Outputs, prefill
 from ttc.passes.runtime import Runtime, check_parts
-from ttc.passes.verifier_reads import by_meter, read_by_verifier, tokens_to_read
 from ttc.protocols import Backend, Purpose, Tokens
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
@@ -38,10 +35,13 @@ from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.batch import RunningBatch
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.stops import Gate
+from ttc.step import step_of
+from ttc.task import Passes, Task, one_at_a_time
 from ttc.tree.branch import Branch, check_branches, check_live
+from ttc.tree.segment import tokens_to_read
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
-from ttc.usage import Usage
+from ttc.usage import Usage, by_meter, read_by_verifier
 
 if TYPE_CHECKING:
     from ttc.approximate.early_exit import EarlyExit, ExitReport
@@ -78,8 +78,8 @@ class Engine(Backend):
     speculation: what drafts tokens while few branches decode, as `PromptLookup()`, None for
         nothing. No token depends on it (docs/speculation.md). `engine.speculation.reason` says why
         an engine does not speculate that was asked to.
-    Threads may share an engine; their calls run one after the other. Each `begin_` call is made
-    pass by pass, and its namesake without `begin_` at once (see `ttc.protocols.PrefillsByPass`).
+    Threads may share an engine; their calls run one after the other. What computes KV gives a
+    `ttc.Task`: its `result` is what the call makes, and it can be made pass by pass.
     Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting
     of its generation_config that the engine does not have.
     """
@@ -230,20 +230,18 @@ class Engine(Backend):
     # ---------------------------------------------------------------- branches
 
     @one_at_a_time
-    def begin_roots(
+    def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> PassByPass[list[Branch]]:
+    ) -> Task[list[Branch]]:
         """Many prompts, prefilled in merged batches; each is the start of its own random stream."""
         checked = zip(*checked_prompts(self.limits, prompts, seeds), strict=True)
         branches = [self._new(prompt, random_key(seed), Usage()) for prompt, seed in checked]
         return self._begin_prefill(branches, "prompt")
 
-    roots = at_once(begin_roots)
-
     @one_at_a_time
-    def begin_variants(
+    def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
-    ) -> PassByPass[list[Branch]]:
+    ) -> Task[list[Branch]]:
         """Children of `root`, one per prompt, that start from prompts of their own instead of the
         root's.
 
@@ -268,8 +266,6 @@ class Engine(Backend):
             self.release(children)
             raise
 
-    variants = at_once(begin_variants)
-
     def _share_similar(
         self, root: Branch, children: Sequence[Branch], suffixes: Sequence[Sequence[int]]
     ) -> None:
@@ -287,9 +283,9 @@ class Engine(Backend):
             share_similar(self.runtime, root, fitting)
 
     @one_at_a_time
-    def begin_side_branches(
+    def side_branches(
         self, branches: Sequence[Branch], prompts: Sequence[Tokens], outputs: Outputs | None = None
-    ) -> PassByPass[list[Branch]]:
+    ) -> Task[list[Branch]]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that
         asks elsewhere than on their KV; the caller releases all of them. Counted as verifier
         tokens. outputs: see `Outputs`."""
@@ -300,15 +296,13 @@ class Engine(Backend):
         ]
         return self._begin_prefill(new, "verifier", outputs)
 
-    side_branches = at_once(begin_side_branches)
-
     def _new(self, prompt: list[int], key: int, usage: Usage, root_id: int | None = None) -> Branch:
         trunk = self.tree.hold(self.tree.trunk)
         return Branch(prompt, trunk, key, usage, self.decode, root_id)
 
     def _begin_prefill(
         self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None
-    ) -> PassByPass[list[Branch]]:
+    ) -> Task[list[Branch]]:
         self.live.update(branches)
         shared = self.sharing.rule != "none" or purpose == "verifier"
         outputs = outputs or Outputs.at([()] * len(branches))
@@ -321,7 +315,7 @@ class Engine(Backend):
 
         read = [
             (usage, tokens_to_read((branches[place].tokens[:-1], ()) for place in places))
-            for usage, places in by_meter(branches if purpose == "verifier" else [])
+            for usage, places in by_meter(b.usage for b in branches if purpose == "verifier")
         ]
 
         def in_parts() -> Passes[list[Branch]]:
@@ -354,13 +348,13 @@ class Engine(Backend):
         return children
 
     @one_at_a_time
-    def begin_extend(
+    def extend(
         self,
         branches: Sequence[Branch],
         tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
-    ) -> PassByPass[None]:
+    ) -> Task[None]:
         """Append given tokens to each branch; `purpose` says what they count as."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         extended = list(branches)
@@ -374,7 +368,7 @@ class Engine(Backend):
 
         read = [
             (usage, sum(len(added[place]) for place in places))
-            for usage, places in by_meter(extended if purpose == "verifier" else [])
+            for usage, places in by_meter(b.usage for b in extended if purpose == "verifier")
         ]
 
         def in_parts() -> Passes[None]:
@@ -391,8 +385,6 @@ class Engine(Backend):
                     branch.give(new)
 
         return self.calls.pass_by_pass(extended, in_parts())
-
-    extend = at_once(begin_extend)
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
@@ -454,7 +446,7 @@ class Engine(Backend):
     # ---------------------------------------------------------------- scoring
 
     @one_at_a_time
-    def begin_score(
+    def score(
         self,
         branches: Sequence[Branch],
         continuations: Sequence[Sequence[Tokens]],
@@ -463,7 +455,7 @@ class Engine(Backend):
         exit: EarlyExit | None = None,
         report: ExitReport | None = None,
         likeliest: list[list[list[float]]] | None = None,
-    ) -> PassByPass[list[list[list[float]]]]:
+    ) -> Task[list[list[list[float]]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
         branch i.
 
@@ -510,8 +502,6 @@ class Engine(Backend):
             return scores
 
         return self.calls.pass_by_pass(branches, in_parts())
-
-    score = at_once(begin_score)
 
     # ---------------------------------------------------------------- text
 

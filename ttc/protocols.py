@@ -15,10 +15,7 @@ from typing import Literal, Protocol, runtime_checkable
 from ttc.backend import Backend as Backend
 from ttc.backend import Batch as Batch
 from ttc.backend import Need as Need
-from ttc.backend import Prefill as Prefill
-from ttc.backend import PrefillsByPass as PrefillsByPass
 from ttc.backend import Purpose as Purpose
-from ttc.backend import ScoresByPass as ScoresByPass
 from ttc.backend import Tokens as Tokens
 from ttc.backend import check_needs as check_needs
 from ttc.checks import check_is, check_whole

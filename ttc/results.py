@@ -185,7 +185,7 @@ class Result:
     usage_by_model: what each model took of `usage`, by its name; {} where there is one alone.
     prompt: the text that was sent to the model for the question, None where none was.
     pruned: how many other branches there were, and how many of them ended as they should not (see
-        `search.pruned`).
+        `search.recorded_tree.pruned`).
     """
 
     problem: Problem

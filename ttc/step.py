@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from ttc.checks import check_is, check_whole
+from ttc.errors import InvalidInput
+from ttc.text.encodable import check_encodable
 
 
 @dataclass(frozen=True)
@@ -53,3 +58,36 @@ class Step:
         if self.delimiter is None or isinstance(self.delimiter, str):
             return (self.delimiter,) if self.delimiter else ()
         return tuple(self.delimiter)
+
+
+def step_of(
+    max_tokens: int | Sequence[int],
+    stop: Sequence[str],
+    end: Sequence[str],
+    statistics: bool = False,
+) -> tuple[Step, list[int] | None]:
+    """The options of `Backend.generate` as what `Batch.add` takes: the step, and the limit of each
+    branch where `max_tokens` is one each."""
+    check_strings("stop", stop)
+    check_strings("end", end)
+    if isinstance(max_tokens, Iterable):
+        limits = [check_whole("max_tokens", limit, 1) for limit in max_tokens]
+        longest = max(limits, default=1)
+    else:
+        limits = None
+        longest = check_whole("max_tokens", max_tokens, 1)
+    return Step(longest, tuple(stop), tuple(end), statistics), limits
+
+
+def check_strings(name: str, strings: Sequence[str]) -> None:
+    """Refuse what is no list of strings, and an empty string in it."""
+    if isinstance(strings, str):
+        raise InvalidInput(
+            f"{name}={strings!r} is one string, which would be read as letters; give a list"
+        )
+    check_is(name, strings, Iterable, "a list of strings")
+    for string in strings:
+        check_is(f"a string of {name}", string, str, "text")
+        if not string:
+            raise InvalidInput(f"a {name} string is empty; leave it out to run to max_tokens")
+        check_encodable(string, f"a string of {name}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -67,6 +68,19 @@ class Usage:
         return asdict(self)
 
 
+@contextmanager
+def read_by_verifier(read: Sequence[tuple[Usage, int]]) -> Iterator[None]:
+    """A call of a verifier, which reads so many tokens on each meter and generates nothing.
+
+    A budget counts them whether they are computed or found in the tree, so that no result depends
+    on what other problems left there.
+    """
+    before = [usage.budgeted_tokens for usage, _ in read]
+    yield
+    for (usage, tokens), counted in zip(read, before, strict=True):
+        usage.verifier_shared_tokens += tokens - (usage.budgeted_tokens - counted)
+
+
 def count_pass(usages: Iterable[Usage]) -> None:
     for usage in distinct(usages):
         usage.forward_passes += 1
@@ -74,3 +88,11 @@ def count_pass(usages: Iterable[Usage]) -> None:
 
 def distinct(usages: Iterable[Usage]) -> list[Usage]:
     return list({id(usage): usage for usage in usages}.values())
+
+
+def by_meter(usages: Iterable[Usage]) -> list[tuple[Usage, list[int]]]:
+    """Each meter once, with its places among these."""
+    found: dict[int, tuple[Usage, list[int]]] = {}
+    for place, usage in enumerate(usages):
+        found.setdefault(id(usage), (usage, []))[1].append(place)
+    return list(found.values())

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ttc.checks import Options, check_is, check_kind
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Verifier, check_needs, score_range
+from ttc.task import Passes
 from ttc.text.chat import following
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
@@ -51,10 +51,8 @@ class Elsewhere(Options):
         tokenizer, there = self.backend.tokenizer, self.backend
         prompts = [self.template.tokens(question, tokenizer) for question in questions]
         texts = [following(b.text, tokenizer) if b.text else [] for b in branches]
-        roots = there.roots(
-            [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)],
-            seeds=[0] * len(branches),
-        )
+        whole = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
+        roots = yield from there.roots(whole, seeds=[0] * len(branches)).passes()
         lengths = [len(root.tokens) for root in roots]
         try:
             for root, branch, text in zip(roots, branches, texts, strict=True):

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar
 from annotated_types import Interval, Predicate
 
 from ttc.checks import Words
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.side_branches import rated_text
 from verifiers.side_questions import SideQuestions

@@ -20,9 +20,9 @@ from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.loading.load import load, load_headed
 from ttc.model.loading.reward_heads import HeadedModel
 from ttc.model.packed_linear import pack_linears
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
+from ttc.task import Passes
 from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch

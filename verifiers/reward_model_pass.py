@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ttc.engine import Engine
 from ttc.errors import VerifierError
-from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.prefill import Outputs
-from ttc.passes.verifier_reads import by_meter, present, read_by_verifier, tokens_to_read
+from ttc.task import Passes, all_of
 from ttc.tree.branch import Branch
-from ttc.usage import Usage
+from ttc.tree.segment import present, tokens_to_read
+from ttc.usage import Usage, by_meter, read_by_verifier
 
 PENDING = 0
 """A token that is never run: an engine's branch has no KV of its last token."""
@@ -175,9 +175,9 @@ class TreeMirror:
             [place for place, read in text.reads.items() if read.score is None] for text in texts
         )
         prompts = [[*text.tokens, PENDING] for text in texts]
-        call = self.engine.begin_side_branches([text.branch for text in texts], prompts, outputs)
+        call = self.engine.side_branches([text.branch for text in texts], prompts, outputs)
         try:
-            computed = yield from call.made()
+            computed = yield from call.passes()
             for text, by_place in zip(texts, outputs.computed, strict=True):
                 for place, output in by_place.items():
                     text.reads[place].score = self.score(output)
@@ -217,7 +217,7 @@ class TreeMirror:
     ) -> list[tuple[Usage, int]]:
         """What a rating reads on each meter."""
         read = []
-        for usage, places in by_meter(branches):
+        for usage, places in by_meter(branch.usage for branch in branches):
             texts = [
                 (layouts[place].whole, self._known(branches[place], layouts[place]))
                 for place in places

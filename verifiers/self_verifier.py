@@ -12,9 +12,9 @@ from ttc.calibration.layer_profile import BranchProfile, layer_profile
 from ttc.checks import Options, Words
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, Need, ScoresByPass
+from ttc.protocols import Backend, Need
+from ttc.task import Passes, all_of
 from ttc.text.chat import QUESTION, following, has_template, next_turn_text
 from ttc.text.prompt import NEXT_QUESTION
 from ttc.text.thinking_switch import without_thought
@@ -45,12 +45,9 @@ class Asking:
         starts = list(self.branches)
         if self.replaced:
             of = [starts[i] for i in self.replaced]
-            if isinstance(self.backend, ScoresByPass):
-                call = self.backend.begin_side_branches(of, self.beginnings)
-                self.side = call.branches
-                yield from call.made()
-            else:
-                self.side = self.backend.side_branches(of, self.beginnings)
+            task = self.backend.side_branches(of, self.beginnings)
+            self.side = task.branches
+            yield from task.passes()
         for i, branch in zip(self.replaced, self.side, strict=True):
             starts[i] = branch
         return starts, self.asked
@@ -103,11 +100,7 @@ class SelfVerifier(Options):
         asking = self._asking(branches, questions, backend)
         try:
             starts, asked = yield from asking.starts()
-            if isinstance(backend, ScoresByPass):
-                call = backend.begin_score(starts, words, given=asked, exit=exit)
-                logprobs = yield from call.made()
-            else:
-                logprobs = backend.score(starts, words, given=asked, exit=exit)
+            logprobs = yield from backend.score(starts, words, given=asked, exit=exit).passes()
         finally:
             backend.release(asking.side)
         return [[yes_share([row[0] for row in rows], len(yes))] for rows in logprobs]

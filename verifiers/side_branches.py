@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Backend, ScoresByPass, Step, Tokens
+from ttc.protocols import Backend, Step, Tokens
 from ttc.sampling import Sampling
+from ttc.task import Passes
 from ttc.text.chat import chat_tokens, following, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.text.special_tokens import guarded
@@ -36,17 +36,6 @@ def side_tokens(
     return raw_tokens(f"{guarded(text, backend.tokenizer)}{ending}", backend.tokenizer)
 
 
-def begun(
-    backend: Backend, branches: Sequence[Branch], prompts: Sequence[list[int]]
-) -> Passes[list[Branch]]:
-    """Branches beside these, with prompts of their own; pass by pass where the backend can."""
-    if not isinstance(backend, ScoresByPass):
-        return backend.side_branches(branches, prompts)
-    call = backend.begin_side_branches(branches, prompts)
-    yield from call.made()
-    return list(call.branches)
-
-
 def written(
     backend: Backend,
     texts: Sequence[Branch],
@@ -72,12 +61,8 @@ def reopen(texts: Sequence[Branch]) -> None:
 def scored(
     backend: Backend, branches: Sequence[Branch], words: Sequence[Tokens]
 ) -> Passes[list[list[float]]]:
-    """Log-probabilities of single tokens after each branch; pass by pass where the backend can."""
-    continuations = [words] * len(branches)
-    if isinstance(backend, ScoresByPass):
-        rows = yield from backend.begin_score(branches, continuations).made()
-    else:
-        rows = backend.score(branches, continuations)
+    """Log-probabilities of single tokens after each branch."""
+    rows = yield from backend.score(branches, [words] * len(branches)).passes()
     return [[logprob for (logprob,) in row] for row in rows]
 
 

@@ -6,18 +6,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ttc.checks import NonNegativeFloat, NonNegativeInt, Options, PositiveInt
 from ttc.errors import InvalidInput
-from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Backend, Need, PrefillsByPass, Step
+from ttc.protocols import Backend, Need, Step
 from ttc.sampling import Sampling
+from ttc.task import Passes
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
 from verifiers.self_verifier import spellings
 from verifiers.side_branches import (
-    begun,
     counted_as_verifier,
     reopen,
     scored,
@@ -83,14 +82,14 @@ class SideQuestions(Options):
         """The probability of each word among all of them, for each question: `[question][word]`;
         the mean over the repeats. All of it counts as verifier tokens.
 
-        questions: the branch that pays for each, and its tokens (`asked`). Raises Unsupported
-        where the backend makes no branches beside a search's, and UnsupportedModel where a word is
-        no single token.
+        questions: the branch that pays for each, and its tokens (`asked`). Raises UnsupportedModel
+        where a word is no single token.
         """
         spelt = [spellings(backend, word) for word in words]
         payers = [branch for branch, _ in questions]
         with counted_as_verifier(payers):
-            branches = yield from begun(backend, payers, [prompt for _, prompt in questions])
+            prompts = [prompt for _, prompt in questions]
+            branches = yield from backend.side_branches(payers, prompts).passes()
             try:
                 texts = branches
                 if self.max_tokens:
@@ -120,11 +119,7 @@ class SideQuestions(Options):
             told = thoughts or own
             thinks = told is not None and text.thinks(told)
             cues.append(backend.encode(self._closing(told if thinks else None)))
-        if isinstance(backend, PrefillsByPass):
-            extended: Any = backend.begin_extend(texts, cues, purpose="verifier")
-            yield from extended.made()
-        else:
-            backend.extend(texts, cues, purpose="verifier")
+        yield from backend.extend(texts, cues, purpose="verifier").passes()
 
 
 def _shares(logprobs: Sequence[float], spelt: Sequence[Sequence[int]]) -> list[float]:

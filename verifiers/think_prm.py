@@ -11,16 +11,16 @@ from torch import Tensor
 from ttc.checks import NonNegativeFloat, PositiveInt
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.math_shepherd import numbered
 from verifiers.reward_model import RewardModel, check_room
 from verifiers.reward_model_pass import Layout
 from verifiers.self_verifier import spellings, yes_share
-from verifiers.side_branches import begun, counted_as_verifier, reopen, scored, written
+from verifiers.side_branches import counted_as_verifier, reopen, scored, written
 
 TASK = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{}\n\n"
@@ -109,7 +109,7 @@ class ThinkPRM(RewardModel):
             return []
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
         with counted_as_verifier(branches):
-            texts = yield from begun(engine, branches, prompts)
+            texts = yield from engine.side_branches(branches, prompts).passes()
             try:
                 thoughts = [
                     thought for text in texts for thought in engine.fork(text, self.samples)
@@ -136,7 +136,7 @@ class ThinkPRM(RewardModel):
         unasked = [thought for thought in thoughts if DECISION not in thought.text]
         verdicts = [self._verdict(thought.text) for thought in unasked]
         reopen(unasked)
-        yield from engine.begin_extend(unasked, verdicts, purpose="verifier").made()
+        yield from engine.extend(unasked, verdicts, purpose="verifier").passes()
 
     def _verdict(self, thought: str) -> list[int]:
         end = "" if END_OF_THOUGHT in thought else f"\n{END_OF_THOUGHT}"

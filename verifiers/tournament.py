@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ttc.checks import PositiveInt, Words
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
+from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 from verifiers.side_branches import rated_text
 from verifiers.side_questions import SideQuestions

@@ -317,12 +317,12 @@ class SearchLM(TemplateLM):
         try:
             with tqdm(total=len(requests), disable=disable_tqdm, desc="log-likelihoods") as bar:
                 for now in (groups[i : i + step] for i in range(0, len(groups), step)):
-                    roots = engine.roots([group[0][0] for group in now])
+                    roots = engine.roots([group[0][0] for group in now]).result()
                     engine.release(held)
                     held = roots
                     best: list[list[list[float]]] = []
                     continuations = [[row[1] for row in group] for group in now]
-                    scores = engine.begin_score(roots, continuations, likeliest=best).finish()
+                    scores = engine.score(roots, continuations, likeliest=best).result()
                     for group, rows, tops in zip(now, scores, best, strict=True):
                         for request, row, top in zip(group, rows, tops, strict=True):
                             skip, place = request[2:]

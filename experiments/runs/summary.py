@@ -188,7 +188,7 @@ def tokens_past(position: int, node: Mapping[str, Any]) -> int:
 
 
 def branch_counts(records: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Of all branches of solved problems, those that a search let go of too (`search.pruned`): how
+    """Of all branches of solved problems, those that a search let go of too (`Result.pruned`): how
     many there are, gave no answer, have no end, or went in circles; and how many votes tied.
 
     Only where they are not 0: pruned_early, branches let go of before their end; thoughts_unknown,

@@ -13,8 +13,8 @@ from search.active_search import ActiveSearch
 from search.admission import PROBLEMS, ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
-from search.prefills import Events
-from search.under_way import Work
+from search.rates import Rates
+from search.under_way import Events, Work
 from ttc.engine import Engine
 from ttc.errors import VerifierError
 from ttc.protocols import Backend, Expand, Problem, Rate, Step, Vary
@@ -182,7 +182,7 @@ class FairDriver(Driver):
         if not isinstance(active.request, Rate) or active.over:
             return 0
         try:
-            return self.rates.price(active, active.request)
+            return Rates(self.engine).price(active, active.request)
         except VerifierError as error:
             active.fail(error)
             return 0

@@ -24,11 +24,11 @@ def grow(engine: Engine) -> list[Branch]:
     root = engine.root(tokens(1, PREFIX), seed=1)
     level = engine.fork(root, 3)
     engine.release([root])
-    engine.extend(level[:2], [tokens(2, 5), tokens(3, 1)])
+    engine.extend(level[:2], [tokens(2, 5), tokens(3, 1)]).result()
     engine.generate(level, [6, 3, 9], sampling=greedy)
     last = engine.fork(level[0], 2) + engine.fork(level[1], 2) + level[2:]
     engine.release(level[:2])
-    engine.extend([last[1], last[3]], [tokens(4, 2), tokens(5, 3)])
+    engine.extend([last[1], last[3]], [tokens(4, 2), tokens(5, 3)]).result()
     engine.generate(last, 6, sampling=greedy)
     return last
 

@@ -1,13 +1,12 @@
-"""A step in which a model may call tools: it decodes, is told the answers, and decodes on."""
+"""The calls of tools in a step: it decodes, is told the answers, and decodes on."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from search.thinking import GoesOn, Phases, ThinkingStep
 from search.tools.runs import ToolRun
 from ttc.errors import ContextExceeded
 from ttc.protocols import Backend, Step
@@ -25,56 +24,55 @@ ENDING_TOKENS = 24
 
 
 @dataclass(eq=False)
-class ToolStep:
-    """The step of one branch that may call tools, around its phases of thinking and answering.
+class ToolCalls:
+    """The calls of tools in the step of one branch.
 
     calls, runs, texts: those that it waits for, the work on each, and what the branch is told of
         it.
-    last: the special token that ended the model's turn with them, "" for none.
+    eos: whether the model's turn ended with them.
     start, told: the tokens with which the first of them begins, and the answers do.
     """
 
-    phases: Phases
+    branch: Branch
     chat: ToolChat
     backend: Backend
     calls: list[Written] = field(default_factory=list)
     runs: list[ToolRun] = field(default_factory=list)
-    last: str = ""
+    eos: bool = False
     start: int = 0
     told: int = 0
     texts: list[str] = field(default_factory=list)
 
-    @property
-    def branch(self) -> Branch:
-        return self.phases.branch
+    def until(self, part: Step) -> Step:
+        """A part of the step that ends with a call too."""
+        if not self.chat.ends:
+            return part
+        return replace(part, delimiter=(*part.delimiters, *self.chat.ends))
 
-    def phase(self) -> Step | None:
-        """What the branch decodes now, None where its thought is to be closed instead."""
-        phase = self.phases.phase()
-        if phase is None or not self.chat.ends:
-            return phase
-        return replace(phase, delimiter=(*phase.delimiters, *self.chat.ends))
+    def look(self) -> bool:
+        """Whether the part that was decoded calls tools."""
+        self.eos = self.branch.step_reasons[-1] == "eos"
+        self.calls = self._calls(self.eos)
+        return bool(self.calls)
 
-    def ended(self) -> GoesOn:
-        """What follows the phase that was decoded: "call", or as its phases have it."""
-        branch = self.branch
-        eos = branch.step_reasons[-1] == "eos"
-        self.calls = self._calls(eos)
-        follows = self.phases.ended()
-        if follows == "close" and self._in_call() and isinstance(self.phases, ThinkingStep):
-            return self.phases.end_call()
-        if not self.calls:
-            return follows
+    def answered(self, over: bool) -> Generator[ToolCalls, None, bool]:
+        """Wait for the answers, which the branch is given meanwhile. False where the calls are the
+        caller's to make, and the step is over. over: whether it would be without them."""
+        branch, known = self.branch, self.chat.tools.by_name
         branch.usage.tool_calls += len(self.calls)
-        known = self.chat.tools.by_name
         if any(call.name in known and known[call.name].run is None for call in self.calls):
-            self._leave_to_caller(follows)
-            return "over"
-        if follows == "over":
+            self._leave_to_caller(over)
+            return False
+        if over:
             branch.resume_step()
-        self.last = whole_text(self.backend.tokenizer, branch.tokens[-1:]) if eos else ""
         branch.reopen()
-        return "call"
+        yield self
+        thoughts = branch.thoughts
+        turned = self.chat.turns and thoughts is not None
+        opened = thoughts.begun(branch.tokens) if turned and thoughts is not None else None
+        self._note(self.texts, self.runs, opened)
+        self.calls, self.runs = [], []
+        return True
 
     def _calls(self, eos: bool) -> list[Written]:
         branch = self.branch
@@ -107,7 +105,7 @@ class ToolStep:
             self.told = len(branch.tokens)
         return calls
 
-    def _in_call(self) -> bool:
+    def in_call(self) -> bool:
         """Whether the branch has begun a call and not ended its turn with it."""
         branch, before = self.branch, self.branch.tool_calls
         if self.calls or len(before) >= self.chat.tools.calls_per_branch:
@@ -115,16 +113,16 @@ class ToolStep:
         start = max([branch.prompt_length, *(call.end for call in before)])
         return self.chat.format.in_call(whole_text(self.backend.tokenizer, branch.tokens[start:]))
 
-    def _leave_to_caller(self, follows: GoesOn) -> None:
+    def _leave_to_caller(self, over: bool) -> None:
         branch = self.branch
-        if follows != "over":
+        if not over:
             branch.end_step("end")
         if branch.finish_reason is None:
             branch.finish_reason = branch.step_reasons[-1] = "end"
         self._note([None] * len(self.calls), [ToolRun(0.0, 0)] * len(self.calls), None)
 
     @property
-    def answered(self) -> bool:
+    def done(self) -> bool:
         return all(run.done for run in self.runs)
 
     def answers(self) -> list[int]:
@@ -133,7 +131,9 @@ class ToolStep:
         Raises ContextExceeded where there is no room for it.
         """
         self.texts = [self._shortened(run.answer) for run in self.runs]
-        text = self.chat.after(self.calls, self.texts, self.last)
+        ended = self.branch.tokens[self.told - 1 : self.told] if self.eos else []
+        last = whole_text(self.backend.tokenizer, ended)
+        text = self.chat.after(self.calls, self.texts, last)
         tokens = following(text, self.backend.tokenizer)
         room = self.backend.context_left(self.branch)
         if room is not None and len(tokens) >= room:
@@ -148,14 +148,6 @@ class ToolStep:
         if whole and len(tokens) <= tools.answer_tokens:
             return answer
         return self.backend.decode(tokens[: tools.answer_tokens]) + CUT
-
-    def go_on(self) -> GoesOn:
-        branch, thoughts = self.branch, self.branch.thoughts
-        turned = self.chat.turns and thoughts is not None
-        opened = thoughts.begun(branch.tokens) if turned and thoughts is not None else None
-        self._note(self.texts, self.runs, opened)
-        self.calls, self.runs = [], []
-        return self.phases.go_on()
 
     def _note(
         self, answers: Sequence[str | None], runs: Sequence[ToolRun], opened: bool | None

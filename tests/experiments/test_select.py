@@ -233,7 +233,7 @@ def test_own_figures_are_means_over_generated_tokens() -> None:
     root = engine.root([1, 2, 3])
     engine.generate([root], 4, statistics=True)
     own = [*root.logprobs], [*root.self_certainties], [*root.top_k_logprobs]
-    engine.extend([root], [[5, 6]])
+    engine.extend([root], [[5, 6]]).result()
     found = own_figures(BranchRecord.of(root))
     assert found["logprob"] == pytest.approx(sum(own[0]) / 4)
     assert found["self_certainty"] == pytest.approx(sum(own[1]) / 4) and found["self_certainty"] > 0

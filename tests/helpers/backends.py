@@ -10,6 +10,7 @@ from tests.helpers.tokenizers import Letters
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.protocols import Backend, Purpose
 from ttc.sampling import SAMPLED, Sampling, random_key
+from ttc.task import Task
 from ttc.tree.branch import Branch
 
 
@@ -31,7 +32,7 @@ class FakeBackend(Backend):
 
     def roots(
         self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         self._check_lengths(prompts)
         return super().roots(prompts, seeds=seeds)
 
@@ -44,7 +45,7 @@ class FakeBackend(Backend):
         root: Branch,
         prompts: Sequence[Sequence[int]],
         suffixes: Sequence[Sequence[int]] | None = None,
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         self._check_lengths(prompts)
         return super().variants(root, prompts, suffixes)
 
@@ -58,16 +59,16 @@ class FakeBackend(Backend):
         tokens_per_branch: Sequence[Sequence[int]],
         *,
         purpose: Purpose = "prompt",
-    ) -> None:
+    ) -> Task[None]:
         self._check_live(branches)
         if any(
             len(b.tokens) + len(new) > self.longest
             for b, new in zip(branches, tokens_per_branch, strict=True)
         ):
             raise ContextExceeded(f"a branch is longer than {self.longest} tokens")
-        super().extend(branches, tokens_per_branch, purpose=purpose)
         for branch, tokens in zip(branches, tokens_per_branch, strict=True):
             branch.usage.prompt_tokens += len(tokens)
+        return super().extend(branches, tokens_per_branch, purpose=purpose)
 
     def generate(
         self,
@@ -95,12 +96,12 @@ class FakeBackend(Backend):
         given: Sequence[Sequence[int]] | None = None,
         exit: Any = None,
         report: Any = None,
-    ) -> list[list[list[float]]]:
+    ) -> Task[list[list[list[float]]]]:
         self._check_live(branches)
         self.check_no_exit(exit)
         given = given or [()] * len(branches)
         self.scored += [[*b.tokens, *more] for b, more in zip(branches, given, strict=True)]
-        return [[[-1.0] * len(tokens) for tokens in group] for group in continuations]
+        return Task.made([[[-1.0] * len(tokens) for tokens in group] for group in continuations])
 
     def release(self, branches: Iterable[Branch]) -> None:
         branches = list(branches)

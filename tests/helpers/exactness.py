@@ -81,7 +81,7 @@ def two_levels(engine: Engine) -> list[Branch]:
     root = engine.root(prompt(1, 17))
     branches = engine.fork(root, 4)
     engine.release([root])
-    engine.extend(branches, [[11], [12], [13], [14]])
+    engine.extend(branches, [[11], [12], [13], [14]]).result()
     engine.generate(branches, 5, sampling=GREEDY)
     return branches
 
@@ -91,7 +91,7 @@ def sampled(
 ) -> dict[int, list[int]]:
     """What four branches of a prompt sample, in this order, together or one after another."""
     branches = engine.fork(engine.root(prompt(1, tokens), seed=7), 4)
-    engine.extend(branches[:2], [prompt(2, 5), prompt(3, 1)])
+    engine.extend(branches[:2], [prompt(2, 5), prompt(3, 1)]).result()
     for group in [order] if together else [[i] for i in order]:
         most = [5 + i for i in group]
         engine.generate([branches[i] for i in group], most, sampling=sampling)
@@ -111,10 +111,12 @@ def grow(engine: Engine) -> list[Branch]:
     """A three-level tree over two roots: ragged lengths, pruning, a longer prefix than any
     window."""
     shared = prompt(1, 20)
-    first, second = engine.roots([shared + prompt(2, 7), shared + prompt(3, 12)], seeds=[1, 2])
+    first, second = engine.roots(
+        [shared + prompt(2, 7), shared + prompt(3, 12)], seeds=[1, 2]
+    ).result()
     level = engine.fork(first, 3) + engine.fork(second, 2)
     engine.release([first, second])
-    engine.extend(level[:3], [prompt(4, 1), prompt(5, 6), prompt(6, 3)])
+    engine.extend(level[:3], [prompt(4, 1), prompt(5, 6), prompt(6, 3)]).result()
     engine.generate(level, [3, 9, 5, 2, 4], sampling=GREEDY)
     engine.release([level[0], level[4]])
     next_level = engine.fork(level[1], 2) + engine.fork(level[2], 1) + engine.fork(level[3], 2)
@@ -122,7 +124,7 @@ def grow(engine: Engine) -> list[Branch]:
     engine.generate(next_level, 4, sampling=GREEDY)
     engine.release(next_level[1:3])
     kept = [next_level[0], *next_level[3:]]
-    engine.extend(kept[:1], [prompt(7, 2)])
+    engine.extend(kept[:1], [prompt(7, 2)]).result()
     last = engine.fork(kept[0], 2) + kept[1:]
     engine.release(kept[:1])
     engine.generate(last, 3, sampling=GREEDY)

@@ -50,9 +50,9 @@ def build(family: str, dtype: torch.dtype | None = None) -> Any:
 def problems(engine: Engine) -> tuple[list[Branch], list[list[int]]]:
     """Two problems with three branches and two, none where it was forked, and what each is
     asked."""
-    first, second = engine.roots([prompt(1, 20), prompt(2, 14)], seeds=[1, 2])
+    first, second = engine.roots([prompt(1, 20), prompt(2, 14)], seeds=[1, 2]).result()
     branches = engine.fork(first, 3) + engine.fork(second, 2)
-    engine.extend(branches, [prompt(10 + i, 2 + 3 * i) for i in range(5)])
+    engine.extend(branches, [prompt(10 + i, 2 + 3 * i) for i in range(5)]).result()
     engine.release([first, second])
     return branches, [prompt(20 + i, 12 - 2 * i) for i in range(5)]
 
@@ -62,7 +62,7 @@ def ask(
 ) -> tuple[list[list[float]], ExitReport]:
     report = ExitReport()
     wanted = [[[t] for t in CANDIDATES]] * len(branches)
-    found = engine.score(branches, wanted, given=given, exit=exit, report=report)
+    found = engine.score(branches, wanted, given=given, exit=exit, report=report).result()
     return [[logprob for (logprob,) in group] for group in found], report
 
 

@@ -42,7 +42,8 @@ class Asks:
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[float]]:
         return [
-            [float(rows[0][0])] for rows in backend.score(branches, [[[ord("e")]]] * len(branches))
+            [float(rows[0][0])]
+            for rows in backend.score(branches, [[[ord("e")]]] * len(branches)).result()
         ]
 
 

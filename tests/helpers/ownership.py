@@ -84,7 +84,7 @@ class Ownership(RuleBasedStateMachine):
     @rule(data=st.data(), length=st.integers(1, 12))
     def extend(self, data: Any, length: int) -> None:
         if branch := self.pick(data):
-            self.engine.extend([branch], [list(range(40, 40 + length))])
+            self.engine.extend([branch], [list(range(40, 40 + length))]).result()
 
     @rule(data=st.data(), tokens=st.integers(1, 4))
     def generate(self, data: Any, tokens: int) -> None:
@@ -108,7 +108,9 @@ class Ownership(RuleBasedStateMachine):
             if step:
                 self.engine.generate(usable, [1 + (call + i) % 4 for i in range(len(usable))])
             else:
-                self.engine.extend(usable, [list(range(60, 64 + i)) for i in range(len(usable))])
+                self.engine.extend(
+                    usable, [list(range(60, 64 + i)) for i in range(len(usable))]
+                ).result()
         except Cancelled:
             pass
         finally:
@@ -117,7 +119,7 @@ class Ownership(RuleBasedStateMachine):
     @rule(data=st.data())
     def score(self, data: Any) -> None:
         if branch := self.pick(data):
-            self.engine.score([branch], [[[1], [1, 2, 3], [1, 2, 4]]])
+            self.engine.score([branch], [[[1], [1, 2, 3], [1, 2, 4]]]).result()
 
     @rule(data=st.data())
     def release(self, data: Any) -> None:

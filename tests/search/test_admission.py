@@ -34,7 +34,7 @@ class Asks:
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[float]]:
-        scores = backend.score(branches, [[[3, 4], [5]]] * len(branches))
+        scores = backend.score(branches, [[[3, 4], [5]]] * len(branches)).result()
         return [[sum(first) + sum(second)] for first, second in scores]
 
 

@@ -225,4 +225,4 @@ def test_a_text_with_no_room_is_refused_to_its_problem_alone(make: Any) -> None:
 def test_a_text_must_leave_room_for_a_token() -> None:
     engine = make_engine(context=20)
     with pytest.raises(ContextExceeded, match="leaves no room to generate"):
-        engine.extend([engine.root([1, 2, 3])], [[4] * 17])
+        engine.extend([engine.root([1, 2, 3])], [[4] * 17]).result()

@@ -60,7 +60,7 @@ class Reads(Length):
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[float]]:
         for _ in range(10):
-            backend.score(branches, [[[1, 2, 3, 4, 5, 6, 7, 8, 9]] for _ in branches])
+            backend.score(branches, [[[1, 2, 3, 4, 5, 6, 7, 8, 9]] for _ in branches]).result()
         return super().rate(branches, questions, backend)
 
 

@@ -90,7 +90,7 @@ class Looks:
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> list[list[float]]:
-        backend.score(branches, [[[65], [66]]] * len(branches))
+        backend.score(branches, [[[65], [66]]] * len(branches)).result()
         return [[sum(i * t for i, t in enumerate(b.tokens)) % 101 / 101.0] for b in branches]
 
 

@@ -69,7 +69,7 @@ class Fixed:
 
 def candidate(text: str, logprob: float, before: float = 0.0) -> Chain:
     backend = FakeBackend("1")
-    (branch,) = backend.roots([[1]])
+    (branch,) = backend.roots([[1]]).result()
     for token in backend.encode(text):
         branch.append(token, logprob, 0.5)
     branch.end_step("length")

@@ -109,9 +109,9 @@ def test_an_earlier_answer_is_not_read_for_a_revision_that_has_none() -> None:
 
 def test_a_chain_ends_where_the_context_has_no_room() -> None:
     class Uneven(Answers):
-        def extend(self, branches: Any, tokens: Any, **options: Any) -> None:
+        def extend(self, branches: Any, tokens: Any, **options: Any) -> Any:
             self.longest = 80 if branches[0].path[0] == 0 or len(branches) > 1 else 10_000
-            super().extend(branches, tokens, **options)
+            return super().extend(branches, tokens, **options)
 
     backend = Uneven("1234", "5678")
     result = run(Revision(n=2, attempts=4, feedback="Again."), backend)

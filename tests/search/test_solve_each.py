@@ -137,14 +137,14 @@ def test_prompts_are_computed_only_when_there_is_room() -> None:
     budget = peak_of(free, 30)
     engine = make_engine(context=160, memory=Resident(budget / 2**30))
     started = list[int]()
-    begin = engine.begin_roots
+    begin = engine.roots
 
     def begun(*arguments: Any, **options: Any) -> Any:
         prefill = begin(*arguments, **options)
         started.append(len(prefill.branches))
         return prefill
 
-    engine.begin_roots = begun  # type: ignore[method-assign]
+    engine.roots = begun  # type: ignore[method-assign]
     ended = 0
     for _ in solve_each(
         SelfConsistency(n=2, max_tokens=8), problems=[f"{i} + 1" for i in range(200)], engine=engine

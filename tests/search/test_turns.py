@@ -365,7 +365,7 @@ def test_a_branch_may_be_forked_from_an_earlier_place() -> None:
         (child,) = engine.fork(root, 1, keep=keep)
         assert child.tokens == root.tokens[:keep] and child.prompt_length == keep
         assert (child.text, child.logprobs, child.steps, child.finish_reason) == ("", [], [], None)
-        engine.extend([child], [[3, 1, 4]])
+        engine.extend([child], [[3, 1, 4]]).result()
         engine.generate([child], 8, sampling=GREEDY)
         expected = plain.root([*root.tokens[:keep], 3, 1, 4])
         plain.generate([expected], 8, sampling=GREEDY)

@@ -15,6 +15,7 @@ from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from ttc import Backend, Branch, Engine, InvalidInput, RemoteBackend, Step, Unsupported
 from ttc.backend import GenerateBatch
+from ttc.task import Task
 from ttc.text.word_tokenizer import WordTokenizer
 from verifiers import LLMVerifier, SelfVerifier
 
@@ -43,9 +44,9 @@ class Scores(Says):
 
     def score(
         self, branches: Sequence[Branch], continuations: Any, *, exit: Any = None, **options: Any
-    ) -> list[list[list[float]]]:
+    ) -> Task[list[list[list[float]]]]:
         self.check_no_exit(exit)
-        return [[[-1.0] * len(tokens) for tokens in group] for group in continuations]
+        return Task.made([[[-1.0] * len(tokens) for tokens in group] for group in continuations])
 
 
 @pytest.mark.parametrize(
@@ -66,12 +67,12 @@ def test_with_generate_alone_a_backend_runs_searches(search: Any, verifier: Any)
 
 
 NOTHING = Backend()
-HELD = Says().roots([[1]])
+HELD = Says().roots([[1]]).result()
 
 LACKING: dict[str, tuple[Callable[[], object], str]] = {
     "generate": (lambda: NOTHING.generate([], 3), "Backend has no generate"),
-    "score": (lambda: Says().score(HELD, [[[1]]]), "Says has no score"),
-    "exit": (lambda: FakeBackend().score([], [], exit=3), "FakeBackend has no exit"),
+    "score": (lambda: Says().score(HELD, [[[1]]]).result(), "Says has no score"),
+    "exit": (lambda: FakeBackend().score([], [], exit=3).result(), "FakeBackend has no exit"),
     "a verifier that scores": (
         lambda: solve(
             TreeOfThoughts(),

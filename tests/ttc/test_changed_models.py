@@ -96,7 +96,7 @@ def test_a_branch_goes_on_as_the_model_that_is_there_now(
 def test_scores_are_those_of_the_model_that_is_there_now() -> None:
     engine, plain = both(heavier)
     branch, ending = engine.kept, prompt(9, 3)  # type: ignore[attr-defined]
-    ((scores,),) = engine.score([branch], [[ending]])
+    ((scores,),) = engine.score([branch], [[ending]]).result()
     logits = plain(torch.tensor([branch.tokens + ending]), use_cache=False).logits[0]
     rows = logits.log_softmax(-1)[len(branch.tokens) - 1 : -1]
     expected = rows.gather(1, torch.tensor(ending)[:, None])[:, 0]
@@ -109,7 +109,7 @@ def test_branches_that_decode_side_by_side_go_on_as_the_model_that_is_there_now(
 ) -> None:
     plain = small(2, 128)
     engine = Engine(copy.deepcopy(plain), Letters(), **options)
-    branches = engine.roots([prompt(1, 12), prompt(2, 9)])
+    branches = engine.roots([prompt(1, 12), prompt(2, 9)]).result()
     batch = engine.running_batch()
     batch.add(branches, Step(9), GREEDY)
     for _ in range(4):

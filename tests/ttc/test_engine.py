@@ -39,11 +39,11 @@ from ttc import (
         (lambda e, b: e.generate([b], [1, 2]), "branches: 1, .*: 2"),
         (lambda e, b: e.generate([b, b], 1), "given twice"),
         (lambda e, b: e.generate([b], 1, stop=[""]), "empty"),
-        (lambda e, b: e.extend([b], [[]]), "extension is empty"),
-        (lambda e, b: e.extend([b], [[1] * 62]), "more than the model's context"),
-        (lambda e, b: e.score([b], [[]]), "no continuation"),
-        (lambda e, b: e.roots([[1], [2]], seeds=[0]), "prompts: 2, seeds: 1"),
-        (lambda e, b: e.roots([[1], []]), "prompt is empty"),
+        (lambda e, b: e.extend([b], [[]]).result(), "extension is empty"),
+        (lambda e, b: e.extend([b], [[1] * 62]).result(), "more than the model's context"),
+        (lambda e, b: e.score([b], [[]]).result(), "no continuation"),
+        (lambda e, b: e.roots([[1], [2]], seeds=[0]).result(), "prompts: 2, seeds: 1"),
+        (lambda e, b: e.roots([[1], []]).result(), "prompt is empty"),
         (lambda e, b: e.root([128]), "token 128, outside the model's vocabulary of 128"),
         (lambda e, b: e.fork(b, -1), "n=-1 must be at least 1"),
         (lambda e, b: e.fork(b, "2"), "n='2' is of type str; give a whole number"),
@@ -69,19 +69,19 @@ from ttc import (
         ),
         (lambda e, b: e.root("text"), "the prompt is text, 'text'; give token numbers"),
         (lambda e, b: e.root(["1", "2"]), "the prompt is no list of token numbers"),
-        (lambda e, b: e.extend([b], []), "branches: 1, token lists: 0"),
-        (lambda e, b: e.extend([b, b], [[1], [1]]), "given twice"),
-        (lambda e, b: e.extend([b], [[128]]), "extension holds token 128"),
+        (lambda e, b: e.extend([b], []).result(), "branches: 1, token lists: 0"),
+        (lambda e, b: e.extend([b, b], [[1], [1]]).result(), "given twice"),
+        (lambda e, b: e.extend([b], [[128]]).result(), "extension holds token 128"),
         (lambda e, b: e.generate([b], -1), "max_tokens=-1"),
         (lambda e, b: e.generate([b], []), "branches: 1, values of max_tokens: 0"),
         (lambda e, b: e.generate([b], 1, end=["x", ""]), "empty"),
-        (lambda e, b: e.score([b], []), "branches: 1, lists of continuations: 0"),
-        (lambda e, b: e.score([b], [[[]]]), "continuation is empty"),
+        (lambda e, b: e.score([b], []).result(), "branches: 1, lists of continuations: 0"),
+        (lambda e, b: e.score([b], [[[]]]).result(), "continuation is empty"),
         (
-            lambda e, b: e.score([b], [[[1] * 63]]),
+            lambda e, b: e.score([b], [[[1] * 63]]).result(),
             "65 tokens are more than the model's context of 64",
         ),
-        (lambda e, b: e.score([b, b], [[[1]], [[1]]]), "given twice"),
+        (lambda e, b: e.score([b, b], [[[1]], [[1]]]).result(), "given twice"),
         (
             lambda e, b: e.fork(None, 2),
             "one of branches=None is of type NoneType; give what engine.root",
@@ -204,9 +204,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
     "call",
     [
         lambda e, b: e.fork(b, 1),
-        lambda e, b: e.extend([b], [[1]]),
+        lambda e, b: e.extend([b], [[1]]).result(),
         lambda e, b: e.generate([b], 1),
-        lambda e, b: e.score([b], [[[1]]]),
+        lambda e, b: e.score([b], [[[1]]]).result(),
     ],
 )
 def test_a_released_branch_is_refused_but_readable(call: Any) -> None:
@@ -224,9 +224,9 @@ def test_a_released_branch_is_refused_but_readable(call: Any) -> None:
 
 def test_nothing_asked_is_nothing_done() -> None:
     engine = make_engine()
-    assert (engine.roots([]), engine.score([], [])) == ([], [])
+    assert (engine.roots([]).result(), engine.score([], []).result()) == ([], [])
     engine.generate([], 5)
-    engine.extend([], [])
+    engine.extend([], []).result()
     assert engine.kv_bytes() == 0
 
 
@@ -235,11 +235,11 @@ def test_usage_is_exact() -> None:
     root = engine.root(list(range(1, 11)))  # 9 tokens in passes of 4, 4, 1
     assert (root.usage.prompt_tokens, root.usage.forward_passes) == (9, 3)
     children = engine.fork(root, 2)
-    engine.extend(children[:1], [[20, 21, 22]], purpose="verifier")  # 10, 20, 21
-    engine.extend(children[1:], [[30, 31]])  # 10, 30
+    engine.extend(children[:1], [[20, 21, 22]], purpose="verifier").result()  # 10, 20, 21
+    engine.extend(children[1:], [[30, 31]]).result()  # 10, 30
     engine.generate(children, [1, 3])
     # 1 token, then the last one, 1 and 2
-    engine.score(children, [[[1], [2]], [[1, 2, 3], [1, 2, 4]]])
+    engine.score(children, [[[1], [2]], [[1, 2, 3], [1, 2, 4]]]).result()
     assert {name: count for name, count in root.usage.to_dict().items() if count} == {
         "prompt_tokens": 9 + 2,
         "generated_tokens": 4,
@@ -253,8 +253,8 @@ def test_usage_is_exact() -> None:
     [
         lambda e: e.root(list(range(1, 31))),
         lambda e: e.generate([e.root([1, 2, 3])], 20),
-        lambda e: e.score([e.root([1, 2, 3])], [[[1, 2, 3, 4], [1, 9, 9]]]),
-        lambda e: e.extend([e.root([1, 2, 3])], [[4] * 20]),
+        lambda e: e.score([e.root([1, 2, 3])], [[[1, 2, 3, 4], [1, 9, 9]]]).result(),
+        lambda e: e.extend([e.root([1, 2, 3])], [[4] * 20]).result(),
     ],
 )
 def test_the_budget_that_the_refusal_names_is_enough(call: Any) -> None:

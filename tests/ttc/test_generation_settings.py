@@ -118,7 +118,7 @@ def test_greedy_branches_are_those_of_generate(family: str, name: str) -> None:
         "the setting changes nothing here"
     )
     engine = Engine(copy.deepcopy(model), Letters(), prefill_tokens=16)
-    branches = engine.roots(PROMPTS)
+    branches = engine.roots(PROMPTS).result()
     engine.generate(
         branches, 30 if "forced_eos_token_id" in HONOURED[name] else LONG, sampling=GREEDY
     )
@@ -137,7 +137,7 @@ def test_forks_and_steps_go_on_as_one_text(memory: Any) -> None:
     model = with_settings("llama", settings)
     engine, prompts = Engine(copy.deepcopy(model), Letters(), memory=memory), PROMPTS[1:]
     expected = [generated(model, tokens) for tokens in prompts]
-    roots = engine.roots(prompts)
+    roots = engine.roots(prompts).result()
     engine.generate(roots, [3, 1, 2], sampling=GREEDY)
     children = [child for root in roots for child in engine.fork(root, 2)]
     engine.release(roots)
@@ -159,7 +159,7 @@ def test_a_new_turn_begins_a_text_of_its_own() -> None:
     engine.generate([branch], 20, sampling=GREEDY)
     assert branch.finish_reason == "eos"
     branch.reopen()
-    engine.extend([branch], [prompt(8, 4)])
+    engine.extend([branch], [prompt(8, 4)]).result()
     branch.begin_answer()
     before = list(branch.tokens)
     engine.generate([branch], 20, sampling=GREEDY)
@@ -189,7 +189,7 @@ def test_figures_stay_the_models_own() -> None:
         branch.top_k_logprobs, expected.topk(20).values.mean(-1).detach(), atol=1e-4
     )
     assert all(token % 2 for token in branch.generated)
-    scored = engine.score([engine.root(branch.tokens[:-1])], [[[branch.tokens[-1]]]])
+    scored = engine.score([engine.root(branch.tokens[:-1])], [[[branch.tokens[-1]]]]).result()
     assert scored[0][0][0] == pytest.approx(branch.logprobs[-1], abs=1e-4)
 
 
@@ -240,7 +240,7 @@ def test_samples_do_not_depend_on_what_is_beside_them() -> None:
     texts = []
     for order in ([0, 1, 2, 3], [3, 1], [2, 0]):
         engine = Engine(copy.deepcopy(model), Letters())
-        branches = engine.roots([PROMPTS[i] for i in order], seeds=order)
+        branches = engine.roots([PROMPTS[i] for i in order], seeds=order).result()
         engine.generate(branches, 15, sampling=Sampling(1.0))
         texts.append({i: branch.generated for i, branch in zip(order, branches, strict=True)})
     assert texts[1].items() <= texts[0].items() and texts[2].items() <= texts[0].items()
@@ -434,6 +434,6 @@ def test_a_text_ends_at_the_tokens_that_the_generation_config_lists(listed: Any)
     assert engine.limits.eos_ids == frozenset(
         [] if listed is None else np.atleast_1d(listed).tolist()
     )
-    branches = engine.roots(PROMPTS)
+    branches = engine.roots(PROMPTS).result()
     engine.generate(branches, LONG, sampling=GREEDY)
     assert [branch.generated for branch in branches] == expected

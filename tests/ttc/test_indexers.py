@@ -70,7 +70,7 @@ def test_the_context_ends_where_indexers_leave_tokens_out(case: str) -> None:
         engine.root(prompt(1, longest + 1))
     root = engine.root(prompt(1, longest - 4))
     branches = engine.fork(root, 2)
-    engine.extend(branches[:1], [prompt(2, 2)])
+    engine.extend(branches[:1], [prompt(2, 2)]).result()
     engine.generate(branches, 30, sampling=GREEDY)
     assert [len(branch.tokens) for branch in branches] == [longest, longest]
     for branch in branches:

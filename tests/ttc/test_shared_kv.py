@@ -74,7 +74,7 @@ def test_scores_are_those_of_plain_transformers() -> None:
     engine = engine_of(prefill_tokens=8)
     root = engine.root(prompt(1, 21))
     continuations = [prompt(4, 3), prompt(4, 1) + prompt(5, 5)]
-    (scores,) = engine.score([root], [continuations], given=[prompt(3, 3)])
+    (scores,) = engine.score([root], [continuations], given=[prompt(3, 3)]).result()
     assert_scores_like_plain(plain(), root, prompt(3, 3), continuations, scores)
     assert_nothing_left(engine, [root])
 

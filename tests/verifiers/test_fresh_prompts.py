@@ -28,7 +28,7 @@ def engine() -> Engine:
 
 def answered(engine: Engine) -> list[Branch]:
     """Two branches of one problem and one of another, as a search leaves them."""
-    first, second = engine.roots([[9, 10, 11], [11, 10, 9]])
+    first, second = engine.roots([[9, 10, 11], [11, 10, 9]]).result()
     branches = engine.fork(first, 2) + engine.fork(second, 1)
     engine.generate(branches, 3)
     engine.release([first, second])

@@ -223,7 +223,7 @@ def test_what_a_verifier_writes_is_as_its_models_generation_config_asks() -> Non
     engine, verifier = policy(), ThinkPRM((model, tokenizer), max_tokens=6)
     branches = grown(engine, engine.root([1, 2]), "3 * 4 = 12")
     own = verifier.mirror(engine).engine
-    begin_extend = own.begin_extend
+    begin_extend = own.extend
 
     def seen(thoughts: Any, *given: Any, **options: Any) -> Any:
         """The verdict is asked for once all is written."""
@@ -231,7 +231,7 @@ def test_what_a_verifier_writes_is_as_its_models_generation_config_asks() -> Non
             written.extend(thought.generated)
         return begin_extend(thoughts, *given, **options)
 
-    own.begin_extend = seen  # type: ignore[method-assign]
+    own.extend = seen  # type: ignore[method-assign]
     verifier.rate(branches, [QUESTION], engine)
     assert len(written) == 6 and all(token % 2 for token in written)
     model.generation_config.num_beams = 4

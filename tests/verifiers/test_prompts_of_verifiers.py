@@ -264,7 +264,7 @@ def test_the_engine_asks_after_an_answer_that_ended_otherwise_than_the_template_
     question, answer = prompt(words), words.encode("four", add_special_tokens=False)
     root = engine.root(question)
     (branch,) = engine.fork(root, 1)
-    engine.extend([branch], [answer])
+    engine.extend([branch], [answer]).result()
     branch.append(words.eos_token_id, -1.0, 0.5)
     branch.finish_reason = "eos"
     whole = words.apply_chat_template(

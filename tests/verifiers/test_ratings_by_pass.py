@@ -71,7 +71,7 @@ OF_TEXTS: dict[str, Callable[[], Any]] = {
 def of_words() -> tuple[Engine, list[Branch], list[Branch]]:
     """An engine, branches that are rated, and others that decode meanwhile."""
     engine = words_engine(KnownWords)
-    first, second, third = engine.roots([[9, 10, 11], [11, 10, 9], [5, 6]])
+    first, second, third = engine.roots([[9, 10, 11], [11, 10, 9], [5, 6]]).result()
     branches = engine.fork(first, 2) + engine.fork(second, 1)
     engine.generate(branches, 3)
     return engine, branches, engine.fork(third, 2)

@@ -194,7 +194,7 @@ def test_a_ragged_forked_tree_over_two_problems_rates_like_the_whole_texts(
 ) -> None:
     model, whole = made
     engine = policy()
-    first, second = engine.roots([[1, 2], [1, 3]])
+    first, second = engine.roots([[1, 2], [1, 3]]).result()
     level = grown(engine, first, "Tom has 12.\n\n", "He has 3\n\nand 4\n\n", "3 * 4")
     level += grown(engine, second, "Seven.\n\n")
     questions = [QUESTION] * 3 + ["Seven?"]

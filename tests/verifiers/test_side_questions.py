@@ -23,6 +23,7 @@ from tests.helpers.reward_models import (
 )
 from tests.helpers.scripted import Scores, Scripted
 from ttc import Engine, InvalidInput
+from ttc.task import Task
 from ttc.tree.branch import Branch
 from verifiers import EnsembleVerifier, LLMVerifier, Tournament
 
@@ -37,25 +38,21 @@ class Prefers(Scripted):
         super().__init__(lambda branch: f"{solutions[branch.path[-1]]}0", longest=3000)
         self.odds, self.bias, self.asked = odds, bias, list[str]()
 
-    def side_branches(
-        self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]
-    ) -> list[Branch]:
-        made = self.roots(prompts, seeds=[branch.key for branch in branches])
-        for side, branch, prompt in zip(made, branches, prompts, strict=True):
-            self.asked.append(self.decode(prompt))
-            side.usage = branch.usage
-        return made
+    def side_branches(self, *asked: Any) -> Task[list[Branch]]:
+        task = super().side_branches(*asked)
+        self.asked += [self.decode(branch.tokens) for branch in task.branches]
+        return task
 
     def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
-    ) -> list[list[list[float]]]:
+        self, branches: Sequence[Branch], continuations: Any, **options: Any
+    ) -> Task[list[list[list[float]]]]:
         rows = []
         for branch, words in zip(branches, continuations, strict=True):
             text = self.decode(branch.tokens)
             a, b = (text.partition(f"\n\n{name}:\n")[2].partition("\n\n")[0] for name in "AB")
             gain = self.bias + (self.odds if a > b else -self.odds)
             rows.append([[gain if self.decode(word).strip() == "A" else 0.0] for word in words])
-        return rows
+        return Task.made(rows)
 
 
 def played(solutions: Sequence[str], verifier: Any, **settings: Any) -> tuple[list[float], Any]:

@@ -253,7 +253,7 @@ def test_an_answer_without_a_word_rates_worst(metric: Any) -> None:
 def test_self_verifier_equals_a_fresh_prompt(chat: bool) -> None:
     engine = words_engine()
     engine.tokenizer.chat_template = "yes" if chat else None
-    branches = engine.roots([[9, 10, 11, 5, 6], [9, 10, 7, 7, 8, 11]])
+    branches = engine.roots([[9, 10, 11, 5, 6], [9, 10, 7, 7, 8, 11]]).result()
     before = engine.kv_bytes()
     found = SelfVerifier("is it right ?").rate(branches, ["", ""], engine)
     assert engine.kv_bytes() == before

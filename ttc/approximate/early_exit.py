@@ -14,10 +14,10 @@ from torch import Tensor
 from ttc.checks import NonNegativeFloat, Options, PositiveInt
 from ttc.errors import InvalidInput
 from ttc.passes.chunks import batches, one_chunk
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun
 from ttc.passes.shrinking import LayerWatch, ShrinkingPass
+from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 
 ExitRule = Literal["entropy", "ranking"]

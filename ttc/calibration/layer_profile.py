@@ -56,7 +56,9 @@ def layer_profile(
 
     never = EarlyExit(l_min=1, theta=0.0)
     singles = [[[token] for token in group] for group in tokens]
-    engine.score(branches, singles, given=given, exit=never, report=ExitReport(watch=watch))
+    engine.score(
+        branches, singles, given=given, exit=never, report=ExitReport(watch=watch)
+    ).result()
     return profiles
 
 

@@ -125,7 +125,7 @@ class PassTimer:
                 for first in range(prefixes)
             ]
             with uncomputed(self.engine):
-                self._roots = self.engine.roots(prompts)
+                self._roots = self.engine.roots(prompts).result()
         return self._roots
 
     def release(self) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ttc.passes.chunks import Chunk, Cutter
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun
 from ttc.protocols import Purpose
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment, common_prefix, worth_sharing
 from ttc.usage import Usage

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
-from ttc.passes.pass_by_pass import Passes, check_interrupt
 from ttc.protocols import Backend, Verifier
+from ttc.task import Passes, check_interrupt
 from ttc.tree.branch import Branch
 
 V = TypeVar("V")

@@ -15,8 +15,8 @@ from ttc.memory.manager import KVMemory
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.model.running.runner import ModelRunner
-from ttc.passes.pass_by_pass import PassByPass
 from ttc.residency.base import Residency
+from ttc.task import Task
 from ttc.tree.branch import Branch
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
@@ -77,7 +77,7 @@ class Runtime:
     prefill_tokens: int
     decode: Callable[..., str]
     settings: GenerationSettings
-    under_way: set[PassByPass[Any]] = field(init=False, default_factory=set)
+    under_way: set[Task[Any]] = field(init=False, default_factory=set)
     run_ahead: bool = field(init=False)
 
     def __post_init__(self) -> None:

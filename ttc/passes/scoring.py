@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from ttc.passes.chunks import Chunk, Cutter
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment, common_prefix
 

@@ -18,15 +18,15 @@ from ttc.passes.arguments import (
     checked_prompts,
     checked_side_prompts,
     checked_variants,
-    step_of,
 )
-from ttc.passes.pass_by_pass import check_interrupt, one_at_a_time
 from ttc.protocols import Backend, Need, Purpose, Tokens
 from ttc.remote.batch import LOOK_S, RemoteBatch
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.replies import TOKEN_ID, Reply
 from ttc.remote.server import Server
 from ttc.sampling import GREEDY, SAMPLED, Sampling
+from ttc.step import step_of
+from ttc.task import Task, check_interrupt, one_at_a_time
 from ttc.text.special_tokens import SplitSpecialTokens
 from ttc.tree.branch import MOST_ROWS, Branch, check_live
 
@@ -128,23 +128,25 @@ class RemoteBackend(Backend):
 
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         """Many prompts, each the start of its own random stream. Nothing is sent before a branch
         grows."""
         prompts, seeds = checked_prompts(self.limits, prompts, seeds)
-        return self._hold(super().roots(prompts, seeds=seeds))
+        return self._holding(super().roots(prompts, seeds=seeds))
 
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         """See `Backend.variants`. Raises InvalidInput if `root` has generated anything."""
         return super().variants(root, *checked_variants(self.limits, root, prompts, suffixes))
 
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]:
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Tokens]
+    ) -> Task[list[Branch]]:
         """New branches with these prompts on the usage meters of `branches`, counted as verifier
         tokens; the caller releases them."""
         prompts = checked_side_prompts(self.limits, branches, prompts, grow=True)
-        return self._hold(super().side_branches(branches, prompts))
+        return self._holding(super().side_branches(branches, prompts))
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
         return self._hold(super().fork(branch, n, keep))
@@ -155,14 +157,15 @@ class RemoteBackend(Backend):
         tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
-    ) -> None:
+    ) -> Task[None]:
         """Append given tokens to each branch, sent when it grows. purpose: "verifier" counts them
         as such."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
-        super().extend(branches, added, purpose=purpose)
+        task = super().extend(branches, added, purpose=purpose)
         if purpose == "verifier":
             for branch, tokens in zip(branches, added, strict=True):
                 branch.usage.verifier_tokens += len(tokens)
+        return task
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
@@ -172,6 +175,10 @@ class RemoteBackend(Backend):
             batch.forget(gone)
         super().release(gone)
         self.live.difference_update(gone)
+
+    def _holding(self, task: Task[list[Branch]]) -> Task[list[Branch]]:
+        self._hold(task.branches)
+        return task
 
     @one_at_a_time
     def _hold(self, branches: Iterable[Branch]) -> list[Branch]:
@@ -197,14 +204,7 @@ class RemoteBackend(Backend):
         (`branch.top_k_logprobs`); the others need a whole distribution, and stay NaN.
         """
         step, limits = step_of(max_tokens, stop, end, statistics)
-        batch = self.running_batch()
-        batch.add(branches, step, sampling, limits)
-        try:
-            while len(batch):
-                batch.step()
-                check_interrupt()
-        finally:
-            batch.close()  # breaks off what an error has left
+        self._write(branches, step, limits, sampling)
 
     def running_batch(self, max_rows: int | None = None) -> RemoteBatch:
         batch = RemoteBatch(self.server, max_rows)
@@ -221,7 +221,7 @@ class RemoteBackend(Backend):
         given: Sequence[Tokens] | None = None,
         exit: Any = None,
         report: Any = None,
-    ) -> list[list[list[float]]]:
+    ) -> Task[list[list[list[float]]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
         branch i.
 
@@ -255,7 +255,7 @@ class RemoteBackend(Backend):
             else:
                 scores.append(_read_echo(len(tokens), group, replies))
                 branch.usage.verifier_tokens += sum(len(tokens) - 1 for tokens in group)
-        return scores
+        return Task.made(scores)
 
     def _ask_single(self, before: Tokens, group: list[list[int]]) -> list[Future[Reply]]:
         tokens = list(dict.fromkeys(token for (token,) in group))

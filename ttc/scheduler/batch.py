@@ -14,7 +14,6 @@ from ttc.errors import InvalidInput
 from ttc.memory.kv import KV
 from ttc.parts import find
 from ttc.passes.arguments import check_step
-from ttc.passes.pass_by_pass import check_interrupt
 from ttc.passes.runtime import Runtime
 from ttc.protocols import Batch, Step
 from ttc.sampling import SAMPLED, Sampling
@@ -23,6 +22,7 @@ from ttc.scheduler.calls import Calls
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
 from ttc.scheduler.running_tails import RunningTails
 from ttc.scheduler.stops import Gate, Stops
+from ttc.task import check_interrupt
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import Usage, distinct
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakSet, ref
 
 from ttc.errors import OutOfMemory
-from ttc.passes.pass_by_pass import PassByPass, Passes, all_of
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime
 from ttc.protocols import Purpose
+from ttc.task import Passes, Task, all_of
 from ttc.tree.branch import Branch
 from ttc.usage import distinct
 
@@ -91,9 +91,9 @@ class Calls:
         finally:
             self.trim()
 
-    def pass_by_pass(self, branches: Sequence[Branch], made: Passes[T]) -> PassByPass[T]:
+    def pass_by_pass(self, branches: Sequence[Branch], made: Passes[T]) -> Task[T]:
         """A call on these branches that is made one pass at a time."""
-        return PassByPass(branches, made, self.lock, self.runtime.under_way)
+        return Task(branches, made, self.lock, self.runtime.under_way)
 
     def in_parts(
         self,

@@ -71,7 +71,7 @@ class DraftModel(Draft):
         places = [place for place, count in enumerate(counts) if count]
         try:
             texts = [branches[place].tokens for place in places]
-            for place, draft in zip(places, self.model.roots(texts), strict=True):
+            for place, draft in zip(places, self.model.roots(texts).result(), strict=True):
                 draft.key = branches[place].key
                 self._replace(branches[place], draft)
             for sampling in dict.fromkeys(samplings[place] for place in places):

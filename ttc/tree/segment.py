@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
@@ -81,3 +81,23 @@ def worth_sharing(run: Sequence[int], tokens: Sequence[int]) -> bool:
     """Whether a new segment of `run` would serve a branch that needs `tokens` at the same place."""
     shared = common_prefix(run, tokens)
     return shared >= MIN_SHARED_TOKENS or 0 < shared == len(run)
+
+
+def present(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many first tokens of a text a tree that holds another surely shares with it."""
+    shared = common_prefix(held, tokens)
+    return shared if shared == len(held) else max(0, shared - MIN_SHARED_TOKENS + 1)
+
+
+def tokens_to_read(texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> int:
+    """The tokens of texts beyond what is read already, those of a common beginning once.
+
+    texts: each with one that was read before, or with nothing.
+    """
+    ordered = sorted((list(text), list(known)) for text, known in texts)
+    before: Sequence[int] = ()
+    count = 0
+    for text, known in ordered:
+        count += len(text) - max(present(known, text), present(before, text))
+        before = text
+    return count

@@ -9,7 +9,7 @@ from functools import partial
 from threading import Event
 
 from ttc.execution.code_tests import CallTest, failures
-from ttc.passes.pass_by_pass import Passes
+from ttc.task import Passes
 from verifiers.programs.written_tests import Agreement, by_program
 
 

@@ -12,9 +12,9 @@ from typing import ClassVar, TypeVar
 from ttc.checks import Options, Probability
 from ttc.execution.code_tests import failures, shown_tests, whole_program
 from ttc.execution.programs import Functions, Limits, ProgramMiB, ProgramSeconds, check_sandbox
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
+from ttc.task import Passes
 from ttc.text.code import fenced_blocks, find_program, in_a_block
 from ttc.tree.branch import Branch
 

@@ -14,15 +14,15 @@ from torch import Tensor
 from ttc.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from ttc.engine import Engine
 from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox, run_program
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.programs.execution_verifier import MIB, runs_of_each
 from verifiers.reward_model import MAX_REMEMBERED, RewardModel, check_room
 from verifiers.self_verifier import spellings, yes_share
-from verifiers.side_branches import begun, counted_as_verifier, reopen, scored, written
+from verifiers.side_branches import counted_as_verifier, reopen, scored, written
 
 SYSTEM = (
     "You are a math teacher. Your task is to review and critique the paragraphs in solution step "
@@ -173,7 +173,8 @@ class GenPRM(RewardModel):
         keys, branches = list(new), list(new.values())
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
         with counted_as_verifier(branches):
-            texts = yield from begun(engine, branches, [self.closed(*key) for key in keys])
+            prompts = [self.closed(*key) for key in keys]
+            texts = yield from engine.side_branches(branches, prompts).passes()
             try:
                 yield from self._write(engine, texts, (END_OF_ANALYSIS,))
                 yield from self._give(engine, texts, _missing(END_OF_ANALYSIS, texts), VERIFY)
@@ -253,7 +254,7 @@ class GenPRM(RewardModel):
         if cut:
             room = [max(0, self._room(engine, text)) for text in texts]
             tokens = [given[:most] for given, most in zip(tokens, room, strict=True)]
-        yield from engine.begin_extend(texts, tokens, purpose="verifier").made()
+        yield from engine.extend(texts, tokens, purpose="verifier").passes()
 
 
 def _missing(ending: str, texts: Sequence[Branch]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ttc.execution.code_tests import CallTest
 from ttc.execution.programs import Functions
-from ttc.passes.pass_by_pass import Passes
+from ttc.task import Passes
 from verifiers.programs.written_tests import Agreement, by_program
 
 

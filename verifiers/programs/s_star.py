@@ -15,12 +15,12 @@ from annotated_types import Ge
 from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
 from ttc.execution.values import shown
-from ttc.passes.pass_by_pass import Passes
 from ttc.protocols import Need
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.programs.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts
 from verifiers.self_verifier import spellings, yes_share
-from verifiers.side_branches import begun, scored, side_tokens
+from verifiers.side_branches import scored, side_tokens
 
 TELL_APART = (
     "{question}\n\nHere are two programs.\n\nA:\n```python\n{a}\n```\n\nB:\n```python\n{b}\n```\n\n"
@@ -151,7 +151,8 @@ class SStar(WrittenTests):
                 thoughts = given.branch.thoughts
                 prompts.append(side_tokens(text, backend, thoughts=thoughts))
         left, right = spellings(backend, "A"), spellings(backend, "B")
-        judges = yield from begun(backend, [given.branch] * len(prompts), prompts)
+        asked = backend.side_branches([given.branch] * len(prompts), prompts)
+        judges = yield from asked.passes()
         try:
             rows = yield from scored(backend, judges, [[token] for token in (*left, *right)])
         finally:

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, TypeVar
 from ttc.checks import NonNegativeFloat, Options, PositiveInt
 from ttc.execution.code_tests import CallTest, as_test, shown_tests
 from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
+from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 from verifiers.programs.execution_verifier import MIB, program_of, runs_of_each
-from verifiers.side_branches import begun, counted_as_verifier, side_tokens, written
+from verifiers.side_branches import counted_as_verifier, side_tokens, written
 
 V = TypeVar("V")
 
@@ -169,7 +169,8 @@ def side_texts(
         return []
     payers = [branch for branch, *_ in asked]
     with counted_as_verifier(payers):
-        branches = yield from begun(backend, payers, [row[-1] for row in asked])
+        prompts = [row[-1] for row in asked]
+        branches = yield from backend.side_branches(payers, prompts).passes()
         try:
             rows = [backend.fork(branch, samples) for branch in branches]
             writers = [writer for row in rows for writer in row]

@@ -81,9 +81,9 @@ from ttc.errors import TTCError
 from ttc.model.loading.load import load, load_tokenizer
 from ttc.model.runner_choice import runner_for
 from ttc.model.running.runner import ModelRunner
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Verifier
+from ttc.task import Passes
 
 WIDTHS: dict[str, Any] = {
     "vocab_size": small_models.VOCAB,
@@ -348,8 +348,10 @@ class AtOnce:
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> list[list[float]]:
-        logprobs = backend.score(branches, [[[65], [66, 67]]] * len(branches))
-        beside = backend.side_branches(branches, [branch.tokens[-9:] for branch in branches])
+        logprobs = backend.score(branches, [[[65], [66, 67]]] * len(branches)).result()
+        beside = backend.side_branches(
+            branches, [branch.tokens[-9:] for branch in branches]
+        ).result()
         backend.release(beside)
         return self.scores(branches, logprobs)
 
@@ -367,11 +369,11 @@ class PassByPass(AtOnce):
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> Passes[list[list[float]]]:
-        call = backend.begin_score(branches, [[[65], [66, 67]]] * len(branches))
-        logprobs = yield from call.made()
-        call = backend.begin_side_branches(branches, [branch.tokens[-9:] for branch in branches])
+        call = backend.score(branches, [[[65], [66, 67]]] * len(branches))
+        logprobs = yield from call.passes()
+        call = backend.side_branches(branches, [branch.tokens[-9:] for branch in branches])
         try:
-            yield from call.made()
+            yield from call.passes()
         finally:
             backend.release(call.branches)
         return self.scores(branches, logprobs)
@@ -385,7 +387,7 @@ class LeavesEarly(AtOnce):
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> list[list[float]]:
         exit = EarlyExit(rule="ranking", l_min=1, patience=1)
-        logprobs = backend.score(branches, [[[65], [66]]] * len(branches), exit=exit)
+        logprobs = backend.score(branches, [[[65], [66]]] * len(branches), exit=exit).result()
         return self.scores(branches, logprobs)
 
 

@@ -131,9 +131,11 @@ def scores(engine: Engine, texts: list[list[int]]) -> list[float]:
     found: list[float] = []
     for first in range(0, len(texts[0]), PIECE):
         parts = [text[first : first + PIECE] for text in texts]
-        for ((row,),) in zip(engine.score(branches, [[part] for part in parts]), strict=True):
+        for ((row,),) in zip(
+            engine.score(branches, [[part] for part in parts]).result(), strict=True
+        ):
             found += row
-        engine.extend(branches, parts)
+        engine.extend(branches, parts).result()
     engine.release([*branches, root])
     return found
 
@@ -149,7 +151,7 @@ def steps(engines: dict[str, Engine], rows: int, own: int, shared: int) -> dict[
             texts = [
                 [(11 * i + 13 * row) % 40_000 + 100 for i in range(own)] for row in range(rows)
             ]
-            engine.extend(branches, texts)
+            engine.extend(branches, texts).result()
         result[f"{name}_kv_bytes"] = engine.kv_bytes()
         batch = engine.running_batch()
         batch.add(branches, Step(STEPS * (ROUNDS + 2)))

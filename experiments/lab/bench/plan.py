@@ -340,7 +340,7 @@ def half_way(engine: Engine, search: Steps) -> list[Any]:
     ]
     of_each = search.branches // search.problems
     with uncomputed(engine):
-        roots = engine.roots(prompts)
+        roots = engine.roots(prompts).result()
         branches = [branch for root in roots for branch in engine.fork(root, of_each)]
         engine.release(roots)
         for first in range(0, search.frozen_tokens, search.step_tokens):

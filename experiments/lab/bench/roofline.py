@@ -85,7 +85,7 @@ def plan_of(problems: int, branches: int, tokens: int, own: int = OWN) -> Decode
     with uncomputed(engine):
         roots = engine.roots(
             [[(7 * n + problem) % 61 for n in range(tokens + 1)] for problem in range(problems)]
-        )
+        ).result()
         batch = engine.running_batch()
         batch.add([b for root in roots for b in engine.fork(root, branches)], Step(2 * own))
         for _ in range(own - 1):

@@ -60,7 +60,7 @@ def engine_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[Fi
     engine.release([root, *warm])
     for case in cases:
         start = time.perf_counter()
-        roots = engine.roots(case["prompts"])
+        roots = engine.roots(case["prompts"]).result()
         prefill = time.perf_counter() - start
         branches = [child for root in roots for child in engine.fork(root, case["branches"])]
         first, first_entries = step(branches)

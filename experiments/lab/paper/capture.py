@@ -366,11 +366,11 @@ def given_contexts(
     policy = engine.residency
     with uncomputed(engine):
         if act_first is None or not isinstance(policy, Capture):
-            return engine.roots(prompts)
+            return engine.roots(prompts).result()
         branches = list[Branch]()
         for prompt in prompts:
             policy.act_share = min(1.0, max(0.0, act_first * len(prompts) - len(branches)))
-            branches += engine.roots([prompt])
+            branches += engine.roots([prompt]).result()
     return branches
 
 

@@ -19,10 +19,10 @@ from tests.helpers.own_server import make_engine
 from ttc import Branch, Engine
 from ttc.attention.extend_plan import ExtendPlan
 from ttc.attention.plan import Plan
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Problem, Verifier
 from ttc.results import Result
+from ttc.task import Passes
 from ttc.text.prompt import PromptTemplate
 
 RAW = PromptTemplate("{question}", raw=True)
@@ -87,7 +87,7 @@ class Rereads:
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> Passes[list[list[float]]]:
         words, given = [[[ord("e")]]] * len(branches), [[ord(c) for c in self.text]] * len(branches)
-        scores = yield from backend.begin_score(branches, words, given=given).made()
+        scores = yield from backend.score(branches, words, given=given).passes()
         return [[float(rows[0][0])] for rows in scores]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> int:

@@ -20,7 +20,7 @@ def grown(
     gate: DecodeGate | None, seeds: tuple[int, ...] = (1,), **options: Any
 ) -> tuple[Engine, list[list[Branch]]]:
     engine = make_engine(4, 256, gate=gate, **options)
-    roots = engine.roots([text(f"What is {s} + {s}?") for s in seeds], seeds=list(seeds))
+    roots = engine.roots([text(f"What is {s} + {s}?") for s in seeds], seeds=list(seeds)).result()
     problems = [engine.fork(root, 4) for root in roots]
     engine.generate([b for branches in problems for b in branches], STEPS)
     return engine, problems
@@ -103,7 +103,7 @@ def test_stopped_branches_are_ordinary_finished_ones() -> None:
     assert [b.tokens for b in branches] == [b.tokens for b in resident]
     stopped = [b for b in branches if b.finish_reason == "gate"]
     assert len(stopped) == 3
-    assert len(engine.score(stopped, [[[5]]] * 3)) == 3
+    assert len(engine.score(stopped, [[[5]]] * 3).result()) == 3
     with pytest.raises(InvalidInput, match="is finished"):
         engine.generate(stopped, 1)
     engine.release(branches)

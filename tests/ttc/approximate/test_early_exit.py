@@ -250,10 +250,10 @@ def test_nothing_is_left_behind(exit: EarlyExit) -> None:
     assert (engine.kv_bytes(), len(engine.tree.segments())) == before
     assert [b.tokens for b in branches] == tokens
     # a run that was cut off is not found by one that needs all of its layers
-    engine.extend(branches, given)
+    engine.extend(branches, given).result()
     expected = Engine(build("llama"), Letters())
     others, _ = problems(expected)
-    expected.extend(others, given)
+    expected.extend(others, given).result()
     assert ask(engine, branches, [[]] * 5, None) == ask(expected, others, [[]] * 5, None)
     engine.release(branches)
     assert engine.kv_bytes() == 0 and engine.tree.segments() == []
@@ -338,18 +338,18 @@ def test_bad_calls_are_named() -> None:
     engine = Engine(build("llama"), Letters())
     branch = engine.root(prompt(1, 9))
     with pytest.raises(InvalidInput, match="has 2 tokens"):
-        engine.score([branch], [[[1], [2, 3]]], exit=ALWAYS)
+        engine.score([branch], [[[1], [2, 3]]], exit=ALWAYS).result()
     with pytest.raises(InvalidInput, match=r"l_min=6 is more than the model's 5 layers"):
-        engine.score([branch], [[[1]]], exit=EarlyExit(l_min=6))
+        engine.score([branch], [[[1]]], exit=EarlyExit(l_min=6)).result()
     with pytest.raises(InvalidInput, match=r"positive=2 leaves none of a branch's 2"):
-        engine.score([branch], [[[1], [2]]], exit=EarlyExit("ranking", positive=2))
+        engine.score([branch], [[[1], [2]]], exit=EarlyExit("ranking", positive=2)).result()
     with pytest.raises(InvalidInput, match="branches: 1, lists of given tokens: 2"):
-        engine.score([branch], [[[1]]], given=[[1], [2]])
+        engine.score([branch], [[[1]]], given=[[1], [2]]).result()
     with pytest.raises(InvalidInput, match="context of 256"):
-        engine.score([branch], [[[1]]], given=[[1] * 248], exit=ALWAYS)
+        engine.score([branch], [[[1]]], given=[[1] * 248], exit=ALWAYS).result()
     with pytest.raises(InvalidInput, match="holds token 999"):
-        engine.score([branch], [[[1]]], given=[[999]], exit=ALWAYS)
-    assert engine.score([], [], exit=ALWAYS) == []
+        engine.score([branch], [[[1]]], given=[[999]], exit=ALWAYS).result()
+    assert engine.score([], [], exit=ALWAYS).result() == []
     assert untouched(engine)
 
 
@@ -382,7 +382,7 @@ def test_a_model_whose_lens_is_not_its_end_is_refused() -> None:
 def test_the_self_verifier_asks_within_the_pass(chat: bool) -> None:
     engine = words_engine()
     engine.tokenizer.chat_template = "yes" if chat else None
-    branches = engine.roots([[9, 10, 11, 5, 6], [9, 10, 7, 7, 8, 0]])
+    branches = engine.roots([[9, 10, 11, 5, 6], [9, 10, 7, 7, 8, 0]]).result()
     expected = SelfVerifier("is it right ?").rate(branches, ["", ""], engine)
     spent = [b.usage.verifier_tokens for b in branches]
     found = SelfVerifier("is it right ?", EarlyExit(theta=0)).rate(branches, ["", ""], engine)
@@ -392,7 +392,7 @@ def test_the_self_verifier_asks_within_the_pass(chat: bool) -> None:
     assert [b.usage.verifier_tokens for b in branches] == [2 * n for n in spent]
     early = SelfVerifier("is it right ?", EarlyExit(l_min=1, rule="ranking", patience=1))
     twins = engine.fork(branches[0], 2)
-    engine.extend(twins, [[7], [8]])
+    engine.extend(twins, [[7], [8]]).result()
     early.rate(twins, ["", ""], engine)
     asked = branches[0].usage.exit_layer_rows_saved
     assert asked == 2 * (spent[0])  # one of two layers, for each row of each twin

@@ -117,7 +117,7 @@ def test_branches_of_a_three_level_tree_leave_where_plain_transformers_says(case
     assert untouched(engine) and engine.kv_bytes() == bytes_before
     forks = engine.fork(branches[0], 2)
     # what was looked at early is computed in full where it is needed
-    engine.extend(forks[:1], [given[1]])
+    engine.extend(forks[:1], [given[1]]).result()
     engine.generate([*branches, *forks], 3, sampling=GREEDY)
     for branch in [*branches, *forks]:
         assert_like_plain(plain(case), branch)
@@ -250,7 +250,7 @@ def test_a_pass_that_breaks_off_leaves_nothing_behind(case: str) -> None:
 def test_the_decode_gate_stops_who_trails_and_the_leader_goes_on_exactly(case: str) -> None:
     engine = engine_of(case, gate=DecodeGate(theta=0.0, r_gap=0.0))
     branches = engine.fork(engine.root(prompt(1, 14)), 3)
-    engine.extend(branches, [prompt(2 + i, 2 + i) for i in range(3)])
+    engine.extend(branches, [prompt(2 + i, 2 + i) for i in range(3)]).result()
     sure = [float(by_hand(case, branch.tokens)[-1].max()) for branch in branches]
     leader = sure.index(max(sure))
     engine.generate(branches, 5, sampling=GREEDY)
@@ -275,7 +275,7 @@ def test_models_without_a_lens_are_refused_by_name(case: str, reason: str) -> No
     engine = engine_of(case)
     root = engine.root(prompt(1, 14))
     with pytest.raises(UnsupportedModel, match=reason):
-        engine.score([root], [[[1], [2]]], exit=ALWAYS)
+        engine.score([root], [[[1], [2]]], exit=ALWAYS).result()
     assert_nothing_left(engine, [root])
 
 
@@ -294,7 +294,9 @@ def test_similar_prompts_stand_on_kv_that_layers_share() -> None:
     )
     head = prompt(1, 20)
     root = engine.root(head + prompt(2, 6))
-    alike, other = engine.variants(root, [root.tokens[:-2] + root.tokens[-1:], prompt(3, 17)])
+    alike, other = engine.variants(
+        root, [root.tokens[:-2] + root.tokens[-1:], prompt(3, 17)]
+    ).result()
     assert other.substituted is None
     engine.generate([root, alike, other], 4, sampling=GREEDY)
     for branch in (root, alike, other):

@@ -84,12 +84,12 @@ def test_a_prompt_is_read_as_it_is_stored(
     engine = Engine(copy.deepcopy(model), Letters(), memory=QuantizedKV(kind=kind))
     tokens, more = prompt(1, 30), prompt(2, 9)
     root = engine.root(tokens)
-    assert engine.score([root], [[more]])[0][0] == pytest.approx(
+    assert engine.score([root], [[more]]).result()[0][0] == pytest.approx(
         expected(model, tokens, more, kind), abs=2e-5
     )
     exact = Engine(copy.deepcopy(model), Letters())
-    assert engine.score([root], [[more]])[0][0] != pytest.approx(
-        exact.score([exact.root(tokens)], [[more]])[0][0], abs=2e-5
+    assert engine.score([root], [[more]]).result()[0][0] != pytest.approx(
+        exact.score([exact.root(tokens)], [[more]]).result()[0][0], abs=2e-5
     )
     assert_nothing_left(engine, [root])
 
@@ -112,8 +112,8 @@ def test_the_kernel_decodes_as_operations_do(
         engine = Engine(model, Letters(), memory=QuantizedKV(kind=kind))
         root = engine.root(prompt(1, 200))
         branches = engine.fork(root, 3)
-        engine.extend(branches, [prompt(3 + i, 5 + i) for i in range(3)])
-        scores = engine.score(branches, [[prompt(9, 3)]] * 3)
+        engine.extend(branches, [prompt(3 + i, 5 + i) for i in range(3)]).result()
+        scores = engine.score(branches, [[prompt(9, 3)]] * 3).result()
         engine.generate(branches, 4, sampling=GREEDY)
         first = [branch.top1[0] for branch in branches]
         found.append([first, *(score for ((score),) in scores)])

@@ -48,7 +48,7 @@ def test_variants_stand_on_their_own_prompts(rule: str) -> None:
     engine = make_engine(LAYERS, 256, sharing=Sharing(rule))
     root = engine.root(text(ROOT), seed=3)
     own = [text(ROOT), text(REWORDED), text("Legs?")]
-    branches = engine.variants(root, own, [text(" So"), [], text(" It is")])
+    branches = engine.variants(root, own, [text(" So"), [], text(" It is")]).result()
     assert [b.tokens for b in branches] == [text(ROOT + " So"), text(REWORDED), text("Legs? It is")]
     assert [b.prompt_length for b in branches] == [len(b.tokens) for b in branches]
     assert [b.path for b in branches] == [(0,), (1,), (2,)] and len({b.key for b in branches}) == 3
@@ -61,7 +61,7 @@ def test_variants_stand_on_their_own_prompts(rule: str) -> None:
 def test_variants_share_what_they_have_in_common() -> None:
     engine = make_engine(LAYERS, 256)
     root = engine.root(text(ROOT))
-    engine.variants(root, [text(ROOT), text(REWORDED)], [text(" So"), text(" So")])
+    engine.variants(root, [text(ROOT), text(REWORDED)], [text(" So"), text(" So")]).result()
     same = len("A farm has 12 hens and 3 cows. ")
     assert root.usage.prompt_tokens == (len(ROOT) - 1) + len(" So") + (
         len(REWORDED + " So") - 1 - same
@@ -73,31 +73,31 @@ def test_variants_refuse_what_cannot_be_varied() -> None:
     engine = make_engine(LAYERS, 256)
     root = engine.root(text(ROOT))
     with pytest.raises(InvalidInput, match="prompts: 2, suffixes: 1"):
-        engine.variants(root, [text(ROOT)] * 2, [[]])
+        engine.variants(root, [text(ROOT)] * 2, [[]]).result()
     with pytest.raises(InvalidInput, match="the prompt is empty"):
-        engine.variants(root, [[]])
+        engine.variants(root, [[]]).result()
     with pytest.raises(InvalidInput, match="context of 256"):
-        engine.variants(root, [text("a" * 250)], [text("b" * 10)])
+        engine.variants(root, [text("a" * 250)], [text("b" * 10)]).result()
     engine.generate([root], 2)
     with pytest.raises(InvalidInput, match="cannot be varied"):
-        engine.variants(root, [text(ROOT)])
+        engine.variants(root, [text(ROOT)]).result()
     engine.release([root])
     assert engine.kv_bytes() == 0
 
 
 def test_side_branches_are_charged_to_the_branches_it_is_for() -> None:
     engine = make_engine(LAYERS, 256)
-    first, second = engine.roots([text(ROOT), text("Legs?")])
+    first, second = engine.roots([text(ROOT), text("Legs?")]).result()
     before = first.usage.prompt_tokens, second.usage.prompt_tokens
     asked = engine.side_branches(
         [first, second], [text("Is it right?"), text("Is it right at all?")]
-    )
+    ).result()
     assert (first.usage.prompt_tokens, second.usage.prompt_tokens) == before
     assert first.usage.verifier_tokens == len("Is it right?") - 1
     assert second.usage.verifier_tokens == len("Is it right at all?") - 1 - len("Is it right")
     goes_on_like_plain(engine, asked)
     with pytest.raises(InvalidInput, match="branches: 2, prompts: 1"):
-        engine.side_branches([first, second], [text("a")])
+        engine.side_branches([first, second], [text("a")]).result()
     engine.release([first, second, *asked])
     assert engine.kv_bytes() == 0
 
@@ -113,10 +113,10 @@ def test_without_sharing_every_fork_computes_its_prompt() -> None:
     goes_on_like_plain(engine, branches)
     assert root.usage.prompt_tokens == 3 * (len(ROOT) - 1) and root.usage.shared_tokens == 0
     children = engine.fork(branches[0], 2)
-    engine.extend(children, [text(" Yes?")] * 2, purpose="verifier")
+    engine.extend(children, [text(" Yes?")] * 2, purpose="verifier").result()
     assert root.usage.verifier_tokens == 2 * (len(children[0].tokens) - 1)
     assert root.usage.prompt_tokens == 3 * (len(ROOT) - 1)
-    first, second = engine.score(children, [[[5]], [[5]]])
+    first, second = engine.score(children, [[[5]], [[5]]]).result()
     assert first[0] == pytest.approx(second[0], abs=1e-5)
     engine.release([root, *branches, *children])
     assert engine.kv_bytes() == 0
@@ -141,7 +141,7 @@ def test_a_similar_variant_stands_on_the_roots_prompt_and_says_so() -> None:
     engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     root = engine.root(text(ROOT))
     before = root.usage.prompt_tokens
-    (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")])
+    (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")]).result()
     assert branch.tokens == text(ROOT + " So")
     assert branch.substituted is not None and branch.substituted.prompt == text(REWORDED)
     assert -1 <= branch.substituted.similarity <= 1
@@ -157,7 +157,7 @@ def test_a_similar_variant_stands_on_the_roots_prompt_and_says_so() -> None:
 def test_equal_variants_are_probed_once_and_count_each() -> None:
     engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     root = engine.root(text(ROOT))
-    branches = engine.variants(root, [text(REWORDED)] * 3)
+    branches = engine.variants(root, [text(REWORDED)] * 3).result()
     same, rows = len("A farm has 12 hens and 3 cows. "), len(REWORDED) - 1
     assert [branch.tokens for branch in branches] == [text(ROOT)] * 3
     assert root.usage.substituted_tokens == 3 * (rows - same)
@@ -170,7 +170,7 @@ def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
     plain = make_engine(LAYERS, 256)
     for e in (engine, plain):
         root = e.root(text(ROOT))
-        (branch,) = e.variants(root, [text(REWORDED)], [text(" So")])
+        (branch,) = e.variants(root, [text(REWORDED)], [text(" So")]).result()
         assert branch.substituted is None and branch.tokens == text(REWORDED + " So")
         goes_on_like_plain(e, [branch])
         assert root.usage.substituted_tokens == 0
@@ -194,7 +194,7 @@ def test_sigma_is_equation_2_over_the_probed_layers(alpha: float, pooling: str, 
     engine = make_engine(
         LAYERS, 256, sharing=similar(tau=-1, pooling=pooling, alpha=alpha, same_numbers=False)
     )
-    (branch,) = engine.variants(engine.root(text(ROOT)), [text(words)])
+    (branch,) = engine.variants(engine.root(text(ROOT)), [text(words)]).result()
     plain = small(LAYERS, 256)
     regions = differing(text(ROOT)[:-1], text(words)[:-1])
     picked = []
@@ -226,7 +226,7 @@ def test_a_large_alpha_leaves_the_deepest_probed_layer_alone() -> None:
     found = []
     for alpha in (-99.0, 0.0, 99.0):
         engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, alpha=alpha))
-        (branch,) = engine.variants(engine.root(text(ROOT)), [text(REWORDED)])
+        (branch,) = engine.variants(engine.root(text(ROOT)), [text(REWORDED)]).result()
         assert branch.substituted is not None
         found.append(branch.substituted.similarity)
     assert abs(found[0] - found[2]) > 1e-3  # the layers differ
@@ -240,14 +240,16 @@ def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_variants_with_other_numbers_are_never_substituted() -> None:
     for same_numbers in (True, False):
         engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=same_numbers))
-        (branch,) = engine.variants(engine.root(text(ROOT)), [text(OTHER_NUMBER)])
+        (branch,) = engine.variants(engine.root(text(ROOT)), [text(OTHER_NUMBER)]).result()
         assert (branch.substituted is None) == same_numbers
 
 
 def test_the_same_prompt_is_no_substitution() -> None:
     engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     root = engine.root(text(ROOT))
-    branches = engine.variants(root, [text(ROOT), text(ROOT[:-1] + "!")], [text(" So"), []])
+    branches = engine.variants(
+        root, [text(ROOT), text(ROOT[:-1] + "!")], [text(" So"), []]
+    ).result()
     assert [b.substituted for b in branches] == [None, None]
     assert branches[1].tokens == text(ROOT[:-1] + "!")
     assert root.usage.probe_layer_rows == 0
@@ -264,12 +266,12 @@ def test_the_gate_decides_each_variant_alone() -> None:
     for batch in ([others], [[o] for o in others]):
         engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
         root = engine.root(text(ROOT))
-        branches = [b for prompts in batch for b in engine.variants(root, prompts)]
+        branches = [b for prompts in batch for b in engine.variants(root, prompts).result()]
         found.append([b.substituted.similarity for b in branches if b.substituted])
     assert found[0] == pytest.approx(found[1], abs=1e-5)
     middle = sorted(found[0])[1]
     engine = make_engine(LAYERS, 256, sharing=similar(tau=middle - 1e-4))
-    branches = engine.variants(engine.root(text(ROOT)), [*others, others[0]])
+    branches = engine.variants(engine.root(text(ROOT)), [*others, others[0]]).result()
     taken = [b.substituted is not None for b in branches]
     assert taken == [s >= middle for s in found[0]] + [found[0][0] >= middle]
     goes_on_like_plain(engine, branches)
@@ -285,7 +287,7 @@ def test_the_gate_works_under_any_memory(options: dict[str, Any]) -> None:
         root = engine.root(text(ROOT))
         branches = engine.variants(
             root, [text(REWORDED), text("Count all the legs of 12 hens, 3 cows.")]
-        )
+        ).result()
         found = [b.substituted.similarity for b in branches if b.substituted]
         expected = expected or found
         assert found == pytest.approx(expected, abs=1e-5)
@@ -298,7 +300,7 @@ def test_an_evicted_root_is_there_again_for_its_variants() -> None:
         LAYERS, 256, sharing=similar(tau=-1), cache=BlockCache(capacity_blocks=1, block_tokens=8)
     )
     root = engine.root(text(ROOT))
-    (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")])
+    (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")]).result()
     assert branch.substituted is not None
     goes_on_like_plain(engine, [branch])
 
@@ -333,7 +335,7 @@ def test_a_probe_of_all_layers_is_refused() -> None:
     engine = make_engine(LAYERS, 256, sharing=similar(probe_layers=LAYERS))
     root = engine.root(text(ROOT))
     with pytest.raises(InvalidInput, match="leaves nothing to save of 4 layers"):
-        engine.variants(root, [text(REWORDED)])
+        engine.variants(root, [text(REWORDED)]).result()
     engine.release([root])
     assert engine.kv_bytes() == 0
 
@@ -349,18 +351,23 @@ def test_company_in_the_tree_decides_nothing() -> None:
     )
     for tau in (-1.0, 2.0):
         together = make_engine(LAYERS, 256, sharing=similar(tau=tau, same_numbers=False))
-        roots = together.roots([text(first), text(second)])
+        roots = together.roots([text(first), text(second)]).result()
         held = make_engine(LAYERS, 256, sharing=similar(tau=2.0))  # nothing is substituted here
-        assert held.variants(held.root(text(first)), [text(head + first)])[0].substituted is None
+        assert (
+            held.variants(held.root(text(first)), [text(head + first)]).result()[0].substituted
+            is None
+        )
         company = together.root(text(head + first + " Say it."))  # stands in the tree meanwhile
         found = [
-            together.variants(r, [text(head + q)])[0]
+            together.variants(r, [text(head + q)]).result()[0]
             for r, q in zip(roots, (first, second), strict=True)
         ]
         alone = []
         for words in (first, second):
             engine = make_engine(LAYERS, 256, sharing=similar(tau=tau, same_numbers=False))
-            alone.append(engine.variants(engine.root(text(words)), [text(head + words)])[0])
+            alone.append(
+                engine.variants(engine.root(text(words)), [text(head + words)]).result()[0]
+            )
         assert [b.substituted is None for b in found] == [b.substituted is None for b in alone]
         for one, other in zip(found, alone, strict=True):
             assert one.tokens == other.tokens
@@ -376,14 +383,14 @@ def test_company_in_the_tree_decides_nothing() -> None:
 def test_a_variant_that_the_root_begins_with_is_no_substitution(words: str) -> None:
     engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     root = engine.root(text(ROOT))
-    short, reworded = engine.variants(root, [text(words), text(REWORDED)])
+    short, reworded = engine.variants(root, [text(words), text(REWORDED)]).result()
     assert (short.substituted, short.tokens) == (
         None,
         text(words),
     ) and reworded.substituted is not None
     goes_on_like_plain(engine, [short, reworded])
     single = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=False))
-    (branch,) = single.variants(single.root(text("A")), [text("B farm")])
+    (branch,) = single.variants(single.root(text("A")), [text("B farm")]).result()
     assert branch.substituted is None
 
 
@@ -392,7 +399,7 @@ def test_a_prompt_that_would_not_fit_is_not_put_in_place() -> None:
     root = engine.root(text("x" * 100 + ROOT * 2 + "y" * 35))
     short = text("x" * 100 + REWORDED)
     assert len(root.tokens) == 245
-    fits, kept = engine.variants(root, [short, short], [text("so"), text("therefore..")])
+    fits, kept = engine.variants(root, [short, short], [text("so"), text("therefore..")]).result()
     assert fits.substituted is not None and kept.substituted is None
     assert len(fits.tokens) == 247 and len(kept.tokens) == len(short) + 11
     goes_on_like_plain(engine, [fits, kept])
@@ -403,5 +410,5 @@ def test_same_numbers_reads_whole_numbers() -> None:
     for one, other in (("1.5 l", "5.1 l"), ("-3 is it", "3 is it"), ("1,200 m", "1,002 m")):
         (branch,) = engine.variants(
             engine.root(text(f"He has {one}. ok?")), [text(f"He has {other}. ok?")]
-        )
+        ).result()
         assert branch.substituted is None

@@ -175,7 +175,7 @@ def score(play: Play) -> None:
     """A verifier looks at what has ended, while others decode."""
     going = {b for batch in play.batches for b in batch.branches}
     ended = [branch for branch in play.branches if branch not in going]
-    play.engine.score(ended, [[[5, 6]]] * len(ended))
+    play.engine.score(ended, [[[5, 6]]] * len(ended)).result()
 
 
 def change(play: Play) -> None:
@@ -426,7 +426,7 @@ def test_none_is_launched_while_others_wait_or_have_passes_left() -> None:
         batch.step()
     batch.step()
     before = launched(batch)
-    call = engine.begin_roots([list(range(30, 50))], seeds=[0])
+    call = engine.roots([list(range(30, 50))], seeds=[0])
     assert not call.step()
     batch.step()
     assert launched(batch) == before

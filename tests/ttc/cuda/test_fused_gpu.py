@@ -306,7 +306,7 @@ def test_an_engine_over_the_kernels_decodes_like_the_plain_model() -> None:
         )
         root = engine.root(prompt(1, 20))
         first = engine.fork(root, 2)
-        engine.extend(first[:1], [prompt(2, 3)])
+        engine.extend(first[:1], [prompt(2, 3)]).result()
         engine.generate(first, [3, 2], sampling=GREEDY)
         second = [*engine.fork(first[0], 2), first[1]]
         engine.generate(second, 2, sampling=GREEDY)

@@ -73,7 +73,7 @@ def decode(engine: Engine) -> tuple[list[Branch], list[Tensor]]:
         logits.append(forward(*args))
         return logits[-1]
 
-    roots = engine.roots([prompt(1, 12), prompt(2, 5)], seeds=[1, 2])
+    roots = engine.roots([prompt(1, 12), prompt(2, 5)], seeds=[1, 2]).result()
     engine.runner.forward = watched  # type: ignore[method-assign]
     greedy, sampled = engine.fork(roots[0], 2), engine.fork(roots[1], 1)
     batch = engine.running_batch()

@@ -19,7 +19,7 @@ def test_a_host_copy_is_given_up_before_anything_is_refused() -> None:
     engine = make_engine(memory=Paged(16 * KIB, host_budget_gib=2 * KIB, block_tokens=8))
     branch = engine.root(list(range(1, 34)))  # four pages of 1 KiB
     memory, (first, second, third, _) = engine.memory, list(engine.memory.live)
-    expected = engine.score([branch], [[[5, 6]]])
+    expected = engine.score([branch], [[[5, 6]]]).result()
     for kv in (first, second):
         memory.write_back(kv, "test")
     memory.evict(second, "test")
@@ -29,7 +29,9 @@ def test_a_host_copy_is_given_up_before_anything_is_refused() -> None:
     with pytest.raises(OutOfMemory, match="host KV budget of 2,048 bytes"):
         memory.evict(first, "test")
     assert memory.is_resident(first)
-    assert engine.score([branch], [[[5, 6]]])[0][0] == pytest.approx(expected[0][0], abs=1e-4)
+    assert engine.score([branch], [[[5, 6]]]).result()[0][0] == pytest.approx(
+        expected[0][0], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("nbytes", [1, 999, 8_640, 2**30, 2**30 + 1, 7_654_321_987, 3 * 2**43 + 5])

@@ -21,7 +21,7 @@ def test_steps_end_at_delimiters_limits_and_ends() -> None:
     mark = next(c for c in texts[2:] if c.strip())
     at = texts.index(mark, next(i for i, c in enumerate(texts) if c.strip())) + 1
 
-    stopped, ended, never = engine.roots([[1, 2, 3]] * 3)
+    stopped, ended, never = engine.roots([[1, 2, 3]] * 3).result()
     engine.generate([stopped], 20, stop=[mark], sampling=GREEDY)
     engine.generate([ended], 20, end=[mark], sampling=GREEDY)
     engine.generate([never], 6, stop=["no such text"], sampling=GREEDY)
@@ -98,10 +98,10 @@ def test_an_end_string_may_begin_in_the_step_before_but_not_in_the_prompt() -> N
 def test_given_tokens_after_generated_ones_have_no_score() -> None:
     engine = make_engine()
     branch = engine.root([1, 2, 3])
-    engine.extend([branch], [[4, 5]])
+    engine.extend([branch], [[4, 5]]).result()
     assert (branch.prompt_length, branch.logprobs) == (5, [])
     engine.generate([branch], 2, sampling=GREEDY)
-    engine.extend([branch], [[6, 7]])
+    engine.extend([branch], [[6, 7]]).result()
     assert branch.prompt_length == 5 and branch.generated[2:] == [6, 7]
     assert (
         [math.isnan(p) for p in branch.logprobs]

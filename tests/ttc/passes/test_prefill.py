@@ -21,7 +21,7 @@ def test_a_failed_extend_leaves_the_branches_as_they_were(
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "forward", fail_at(engine, call))
         with pytest.raises(RuntimeError, match="device lost"):
-            engine.extend(branches, added)
+            engine.extend(branches, added).result()
     assert [b.tokens for b in branches] == [[1, 2, 3]] * 2
     assert_whole(engine, branches)
     engine.generate(branches, 6, sampling=GREEDY)
@@ -34,8 +34,8 @@ def test_a_failed_extend_leaves_the_branches_as_they_were(
 def test_a_refused_extend_leaves_the_branch_as_it_was() -> None:
     engine = make_engine(memory=Resident(26 * make_engine().memory.bytes_per_token / 2**30))
     first, second = forked(engine, 2)
-    engine.extend([first], [[*range(10, 30), 7]])
+    engine.extend([first], [[*range(10, 30), 7]]).result()
     with pytest.raises(OutOfMemory):
         # it shares what the first has, the rest is too much
-        engine.extend([second], [[*range(10, 30), *[8] * 15]])
+        engine.extend([second], [[*range(10, 30), *[8] * 15]]).result()
     assert_whole(engine, [first, second])

@@ -20,9 +20,11 @@ from ttc import Engine, InvalidInput
 def test_score_equals_plain_transformers(family: str) -> None:
     plain = build(family)
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=4)
-    branches = engine.roots([prompt(1, 12), prompt(2, 17)])
+    branches = engine.roots([prompt(1, 12), prompt(2, 17)]).result()
     tails = [[[5, 6, 7], [5, 6, 8, 9, 1, 2], [5]], [[3], [4]]]
-    for branch, group, scores in zip(branches, tails, engine.score(branches, tails), strict=True):
+    for branch, group, scores in zip(
+        branches, tails, engine.score(branches, tails).result(), strict=True
+    ):
         for continuation, found in zip(group, scores, strict=True):
             logits = plain(torch.tensor([branch.tokens + continuation]), use_cache=False).logits[0]
             rows = logits[len(branch.tokens) - 1 : -1].log_softmax(-1)
@@ -39,7 +41,7 @@ def test_given_tokens_are_computed_and_not_scored() -> None:
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=3)
     branch = engine.root(prompt(1, 9))
     given, tails = prompt(2, 7), [[5, 6, 7], [5, 6, 8, 9], [5]]
-    (found,) = engine.score([branch], [tails], given=[given])
+    (found,) = engine.score([branch], [tails], given=[given]).result()
     for tail, row in zip(tails, found, strict=True):
         tokens = branch.tokens + given + tail
         logprobs = plain(torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
@@ -57,7 +59,7 @@ def test_the_likeliest_tokens_score_stands_beside_each_token_s() -> None:
     )
     tails = [greedy[0, 12:].tolist(), [5, 6, 7, 8], [5]]
     best: list[list[list[float]]] = []
-    (scores,) = engine.score([branch], [tails], likeliest=best)
+    (scores,) = engine.score([branch], [tails], likeliest=best).result()
     assert best[0][0] == scores[0] and best[0][1] != scores[1]
     for tail, tops in zip(tails, best[0], strict=True):
         logits = plain(torch.tensor([branch.tokens + tail]), use_cache=False).logits[0]
@@ -71,7 +73,7 @@ def test_the_likeliest_tokens_score_stands_beside_each_token_s() -> None:
 def test_the_last_token_that_is_scored_needs_no_place_in_the_context() -> None:
     engine = make_engine(context=16)
     branch, tail = engine.root(prompt(1, 10)), prompt(2, 7)
-    (row,) = engine.score([branch], [[tail]])[0]
+    (row,) = engine.score([branch], [[tail]]).result()[0]
     plain = small(context=16)
     rows = (
         plain(torch.tensor([branch.tokens + tail[:-1]]), use_cache=False)
@@ -80,7 +82,7 @@ def test_the_last_token_that_is_scored_needs_no_place_in_the_context() -> None:
     )
     assert row == pytest.approx([float(r[t]) for r, t in zip(rows, tail, strict=True)], abs=1e-4)
     with pytest.raises(InvalidInput, match="17 tokens are more than the model's context of 16"):
-        engine.score([branch], [[prompt(2, 8)]])
+        engine.score([branch], [[prompt(2, 8)]]).result()
 
 
 @pytest.mark.parametrize("call", [1, 2])
@@ -88,11 +90,11 @@ def test_a_failed_score_leaves_no_trace(call: int, monkeypatch: pytest.MonkeyPat
     engine = make_engine()
     branch = engine.root([1, 2, 3])
     before, wanted = engine.kv_bytes(), [[[4, 5, 6], [4, 7, 8]]]
-    expected = engine.score([branch], wanted)
+    expected = engine.score([branch], wanted).result()
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "forward", fail_at(engine, call))
         with pytest.raises(RuntimeError, match="device lost"):
-            engine.score([branch], wanted)
+            engine.score([branch], wanted).result()
     assert engine.kv_bytes() == before
     assert_whole(engine, [branch])
-    assert engine.score([branch], wanted) == expected
+    assert engine.score([branch], wanted).result() == expected

@@ -76,7 +76,7 @@ def test_what_a_layer_computes_with_lies_where_it_runs(placement: Placement, cas
     model = copy.deepcopy(plain)
     engine = Engine(model, Letters(), prefill_tokens=16, runner=placement.place(model, device))
     branches = engine.fork(engine.root(small_models.tokens(1, 20)), 2)
-    engine.extend(branches, [[3, 4, 5], [6]])
+    engine.extend(branches, [[3, 4, 5], [6]]).result()
     engine.generate(branches, [4, 2], sampling=GREEDY)
     for logits_of in small_trees.references(engine).values():
         worst, allowed = small_trees.difference(plain, branches, logits_of)

@@ -212,8 +212,8 @@ def test_scores_and_early_exits_are_those_of_the_whole_model(k: int) -> None:
     ):
         found = []
         for engine in (Engine(copy.deepcopy(plain), Letters()), split(plain, k=k)):
-            branches = engine.roots([prompt(1, 12), prompt(2, 9)])
-            found.append(engine.score(branches, asked, exit=exit))
+            branches = engine.roots([prompt(1, 12), prompt(2, 9)]).result()
+            found.append(engine.score(branches, asked, exit=exit).result())
             engine.generate(branches, 3, sampling=GREEDY)
             for branch in branches:
                 assert_like_plain(plain, branch)

@@ -48,9 +48,9 @@ def test_a_pass_that_breaks_off_leaves_the_next_one_right(
     plain = deeper("llama")
     # so slow that weights for the next layers are still under way
     engine = placed(plain, placement(link_gbps=0.002))
-    branches = engine.roots([prompt(1, 6), prompt(2, 6)])
+    branches = engine.roots([prompt(1, 6), prompt(2, 6)]).result()
     exit = EarlyExit(rule="entropy", l_min=1, theta=1e9, eps=1e9)
-    assert len(engine.score(branches, [[[3], [4]]] * 2, exit=exit)) == 2
+    assert len(engine.score(branches, [[[3], [4]]] * 2, exit=exit).result()) == 2
     engine.generate(branches, 3, sampling=GREEDY)
     for branch in branches:
         assert_like_plain(plain, branch)

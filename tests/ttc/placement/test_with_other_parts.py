@@ -167,7 +167,7 @@ def test_scores_and_exits_are_those_of_the_whole_model(case: str, placement: str
         found = []
         for engine in (whole, placed(case, placement)):
             branches = engine.fork(engine.root(prompt(1, 12)), 2)
-            found.append(engine.score(branches, asked, given=given, exit=exit))
+            found.append(engine.score(branches, asked, given=given, exit=exit).result())
         for ours, expected in zip(found[1], found[0], strict=True):
             for one, two in zip(ours, expected, strict=True):
                 assert one == pytest.approx(two, abs=1e-4)
@@ -179,6 +179,7 @@ def test_scores_in_bfloat16_stay_near_those_of_the_whole_model(placement: Placem
     model = deeper("llama").to(torch.bfloat16)
     whole, parted = Engine(copy.deepcopy(model), Letters()), placements.placed(model, placement)
     expected, found = (
-        torch.tensor(e.score([e.root(prompt(1, 12))], [[[3], [4]]])) for e in (whole, parted)
+        torch.tensor(e.score([e.root(prompt(1, 12))], [[[3], [4]]]).result())
+        for e in (whole, parted)
     )
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)

@@ -114,7 +114,7 @@ def test_a_prompt_does_not_share_what_was_generated(case: str) -> None:
     assert second.usage.shared_tokens == 19
     third = engine.root([*first.tokens, *prompt(2, 9)])
     assert third.usage.shared_tokens == len(third.tokens) - 1
-    engine.extend([first], [prompt(2, 9)])
+    engine.extend([first], [prompt(2, 9)]).result()
     engine.generate([first, second, third], 4, sampling=GREEDY)
     for branch in (first, second, third):
         assert_like_plain(plain(case), branch, as_generate=True)
@@ -133,7 +133,7 @@ def test_scores_are_those_of_tokens_that_follow_one_by_one(case: str) -> None:
     root = engine.root(prompt(1, 21))
     fresh, begun = engine.fork(root, 2)
     engine.generate([begun], 5, sampling=GREEDY)
-    scores = engine.score([fresh, begun], [continuations] * 2, given=[more] * 2)
+    scores = engine.score([fresh, begun], [continuations] * 2, given=[more] * 2).result()
     for branch, first, found in zip((fresh, begun), (24, 21), scores, strict=True):
         assert_scores_like_plain(plain(case), branch, more, continuations, found, first)
     assert_nothing_left(engine, [root, fresh, begun])
@@ -145,7 +145,7 @@ def test_neither_batches_nor_eviction_nor_a_policy_change_what_is_sampled() -> N
         root = engine.root(prompt(1, 17), seed=3)
         branches = engine.fork(root, 4)
         engine.release([root])
-        engine.extend(branches[:3], [[11], [12, 13], [14]])
+        engine.extend(branches[:3], [[11], [12, 13], [14]]).result()
         for count in (5, 3):
             for group in [branches] if together else [[branch] for branch in branches[::-1]]:
                 engine.generate(group, count, sampling=Sampling(0.8))

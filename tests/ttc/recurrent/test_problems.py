@@ -37,14 +37,14 @@ def budget(case: str, states: int, tokens: int) -> float:
 
 def counted(engine: Engine) -> list[int]:
     """How many problems were under way, each time that some began."""
-    counts, begin_roots = list[int](), engine.begin_roots
+    counts, make_roots = list[int](), engine.roots
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        begun = begin_roots(*args, **kwargs)
+        begun = make_roots(*args, **kwargs)
         counts.append(len({branch.root_id for branch in {*engine.live, *begun.branches}}))
         return begun
 
-    engine.begin_roots = watched  # type: ignore[method-assign]
+    engine.roots = watched  # type: ignore[method-assign]
     return counts
 
 

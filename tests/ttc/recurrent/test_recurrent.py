@@ -83,12 +83,12 @@ def test_scores_are_those_of_plain_transformers(case: str) -> None:
     engine = engine_of(case, prefill_tokens=8)
     root = engine.root(prompt(1, 21))
     branches = engine.fork(root, 2)
-    engine.extend(branches[:1], [prompt(2, 4)])
+    engine.extend(branches[:1], [prompt(2, 4)]).result()
     given, continuations = (
         [prompt(3, 3), []],
         [[prompt(4, 3), prompt(4, 3)[:1] + prompt(5, 5)], [prompt(6, 1)]],
     )
-    scores = engine.score(branches, continuations, given=given)
+    scores = engine.score(branches, continuations, given=given).result()
     for branch, more, group, found in zip(branches, given, continuations, scores, strict=True):
         assert_scores_like_plain(plain(case), branch, more, group, found)
     assert_whole(engine, [root, *branches])
@@ -108,7 +108,9 @@ def test_branches_that_join_and_leave_a_running_batch_keep_their_own_states() ->
     batch.add(branches[2:3], Step(4), GREEDY)
     while len(batch):
         if batch.step() and not branches[3].generated:
-            engine.extend(branches[3:], [prompt(2, 3)])  # a pass between two tokens of the others
+            engine.extend(
+                branches[3:], [prompt(2, 3)]
+            ).result()  # a pass between two tokens of the others
             batch.add(branches[3:], Step(5), GREEDY)
     for branch in branches:
         assert_like_plain(plain("qwen3_5_text"), branch)
@@ -174,7 +176,7 @@ def test_what_shares_nothing_is_computed_again_from_a_state_too() -> None:
     # blocks of four tokens, and a state after the last one alone
     engine.generate([branch], 3, sampling=GREEDY)
     assert branch.leaf.end < len(branch.tokens) - 1 and branch.leaf.state is None
-    engine.extend([branch], [prompt(2, 5)])
+    engine.extend([branch], [prompt(2, 5)]).result()
     engine.generate([branch], 4, sampling=GREEDY)
     assert_like_plain(plain("mamba2"), branch)
 
@@ -241,7 +243,7 @@ def test_prompts_of_one_call_share_up_to_the_token_where_they_part(case: str) ->
     engine, head = engine_of(case), prompt(1, 20)
     roots = engine.roots(
         [head + prompt(2, 9), head + prompt(3, 5), head + prompt(3, 5) + prompt(4, 8)]
-    )
+    ).result()
     assert [root.usage.shared_tokens for root in roots] == [0, 20, 24]
     engine.generate(roots, 4, sampling=GREEDY)
     for root in roots:
@@ -267,7 +269,7 @@ def test_similar_prompts_are_refused_by_name() -> None:
     engine = engine_of("jamba", sharing=Sharing("similar"))
     root = engine.root(prompt(1, 14))
     with pytest.raises(UnsupportedModel, match="JambaForCausalLM has recurrent layers"):
-        engine.variants(root, [prompt(1, 10) + prompt(2, 4)])
+        engine.variants(root, [prompt(1, 10) + prompt(2, 4)]).result()
     assert_nothing_left(engine, [root])
 
 

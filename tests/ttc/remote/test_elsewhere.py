@@ -29,7 +29,7 @@ class EndsWithE:
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[float]]:
-        rows = backend.score(branches, [[[ord("e")]]] * len(branches))
+        rows = backend.score(branches, [[[ord("e")]]] * len(branches)).result()
         return [[scores[0][0]] for scores in rows]
 
 

@@ -335,9 +335,11 @@ def test_a_refusal_of_a_rating_belongs_to_its_own_problem() -> None:
                 texts = [
                     [*b.tokens, *map(ord, mark)] for b, mark in zip(branches, marks, strict=True)
                 ]
-                made = backend.side_branches(branches, texts)
+                made = backend.side_branches(branches, texts).result()
                 try:
-                    return [[row[0][0]] for row in backend.score(made, [[[70]]] * len(made))]
+                    return [
+                        [row[0][0]] for row in backend.score(made, [[[70]]] * len(made)).result()
+                    ]
                 finally:
                     backend.release(made)
 

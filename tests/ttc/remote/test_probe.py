@@ -127,13 +127,13 @@ def test_a_search_that_needs_less_runs_on_the_plainest_server() -> None:
         )
         assert len(result.branches) == 3 and result.error is None
         assert all(value != value for branch in result.branches for value in branch.logprobs)
-        (root,) = backend.roots([[1, 2]])
+        (root,) = backend.roots([[1, 2]]).result()
         with pytest.raises(
             InvalidInput, match=r"top_k=5 and min_p=0.0 are not taken by this server"
         ):
             backend.generate([root], 4, sampling=Sampling(top_k=5))
         with pytest.raises(InvalidInput, match="score: it gives no log-probabilities"):
-            backend.score([root], [[[1]]])
+            backend.score([root], [[[1]]]).result()
 
 
 def test_a_server_whose_samples_are_all_the_same_is_not_sampled_from() -> None:

@@ -37,7 +37,7 @@ def test_the_repetition_penalty_is_asked_for() -> None:
         with connected(served, settings=settings) as there:
             written = []
             for backend in (here, there):
-                branches = backend.roots(PROMPTS)
+                branches = backend.roots(PROMPTS).result()
                 for count in (4, 7):
                     backend.generate(
                         [b for b in branches if not b.finished], count, sampling=GREEDY

@@ -185,8 +185,8 @@ def test_scores_are_the_engines(served: dict[str, Any]) -> None:
     with connected(ServedModel(**served)) as backend:
         found = []
         for place in (engine, backend):
-            branches = place.roots([tokens, tokens[:3]], seeds=[0, 0])
-            found.append(place.score(branches, groups))
+            branches = place.roots([tokens, tokens[:3]], seeds=[0, 0]).result()
+            found.append(place.score(branches, groups).result())
             assert [branch.tokens for branch in branches] == [tokens, tokens[:3]]
         for mine, theirs in zip(*found, strict=True):
             for row, other in zip(mine, theirs, strict=True):
@@ -194,7 +194,7 @@ def test_scores_are_the_engines(served: dict[str, Any]) -> None:
         branch = backend.root(tokens)
         if not served.get("echo", True):
             with pytest.raises(InvalidInput, match="single tokens alone"):
-                backend.score([branch], [[[65, 66]]])
+                backend.score([branch], [[[65, 66]]]).result()
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_the_self_verifier_rates_as_on_an_engine_and_costs_as_much(fresh: bool) 
             )
             root = place.root(place.tokenizer.encode("1 + 1 = "))
             children = place.fork(root, 2)
-            place.extend(children, [[50], [51, 52]], purpose="prompt")
+            place.extend(children, [[50], [51, 52]], purpose="prompt").result()
             before = root.usage.verifier_tokens
             scores = verifier.rate(children, ["1 + 1"] * 2, place)
             found.append(([row[0] for row in scores], root.usage.verifier_tokens - before))

@@ -35,7 +35,7 @@ def test_groups_move_each_missing_block_once_and_nothing_when_all_fits() -> None
 def test_what_leaves_for_a_group_is_written_back_while_the_one_before_it_decodes() -> None:
     engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8))
     # 2 KiB each, all there
-    branches = engine.roots([[10 * salt + i for i in range(17)] for salt in range(1, 9)])
+    branches = engine.roots([[10 * salt + i for i in range(17)] for salt in range(1, 9)]).result()
     assert isinstance(engine.residency, BeamGroups) and not engine.memory.host.used_bytes
     residency, enter, written = engine.residency, engine.residency.enter, list[list[bool]]()
 
@@ -56,7 +56,9 @@ def test_what_leaves_for_a_group_is_written_back_while_the_one_before_it_decodes
 
 def separate(engine: Engine, count: int) -> list[Branch]:
     """Branches that share nothing, in depth-first order: 16 tokens each, in two blocks."""
-    return engine.roots([[10 * salt + i for i in range(17)] for salt in range(1, count + 1)])
+    return engine.roots(
+        [[10 * salt + i for i in range(17)] for salt in range(1, count + 1)]
+    ).result()
 
 
 def test_nothing_is_fetched_ahead_unless_asked_for() -> None:
@@ -176,7 +178,9 @@ def test_algorithm_1_stays_where_it_makes_fewer_groups_than_balanced_grouping() 
     begins: the first and the third, then the others. Neighbours would make three groups."""
     engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8, prefetch=True))
     lengths = (17, 25, 17, 9)
-    branches = engine.roots([[30 * n + i for i in range(m)] for n, m in enumerate(lengths)])
+    branches = engine.roots(
+        [[30 * n + i for i in range(m)] for n, m in enumerate(lengths)]
+    ).result()
     paths = [branch.leaf.path() for branch in branches]
     engine.memory.device.budget_bytes = 6 * 1024
     for beam in (1, 3):
@@ -198,11 +202,11 @@ def test_a_prefetch_that_no_step_waited_for_arrives_before_it_is_read() -> None:
     """A step that breaks off leaves its prefetches under way."""
     engine = late(make_engine(memory=BeamGroups(block_tokens=8)))
     branch = engine.root(list(range(1, 41)))
-    expected = engine.score([branch], [[[5, 6]]])[0]
+    expected = engine.score([branch], [[[5, 6]]]).result()[0]
     for kv in engine.memory.live:
         engine.memory.evict(kv, "test")
         engine.memory.fetch(kv, "prefetch")
-    assert engine.score([branch], [[[5, 6]]])[0] == [pytest.approx(expected[0], abs=1e-4)]
+    assert engine.score([branch], [[[5, 6]]]).result()[0] == [pytest.approx(expected[0], abs=1e-4)]
 
 
 def test_groups_fetch_no_layer_that_its_window_hides() -> None:

@@ -304,7 +304,9 @@ def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches
 @pytest.mark.slow
 def test_each_branch_keeps_the_ratio_whatever_the_others_have() -> None:
     engine = engine_of(multi_head("opt"), act_share=0.75)
-    branches = engine.roots([prompt(n, length) for n, length in ((1, 41), (2, 73), (3, 65))])
+    branches = engine.roots(
+        [prompt(n, length) for n, length in ((1, 41), (2, 73), (3, 65))]
+    ).result()
     for _ in range(3):
         engine.generate(branches, 9, sampling=GREEDY)
     for branch in branches:
@@ -334,7 +336,7 @@ def test_a_branch_that_is_a_block_from_the_ratio_does_not_go_by_what_others_lack
 def test_all_branches_together_keep_the_ratio_to_a_block() -> None:
     """Five blocks each, of which 0.7 would be 3.5."""
     engine = engine_of(multi_head("opt"), act_share=0.7)
-    branches = engine.roots([prompt(n, 41) for n in range(7)])
+    branches = engine.roots([prompt(n, 41) for n in range(7)]).result()
     near, far, kv = capture(engine).counts()
     assert near + far + kv == 7 * 40 and abs(near + far - 0.7 * 280) <= 8
     held = [sum(s.storage.tokens for s in b.leaf.path() if s.storage.acts) for b in branches]
@@ -390,7 +392,7 @@ def test_with_grouped_queries_no_block_is_an_act_block_and_the_policy_says_why()
 def test_mini_batches_stay_below_their_tokens(balanced: bool) -> None:
     plain = multi_head("opt")
     engine = engine_of(plain, act_share=0.5, mini_batch_tokens=24, balanced=balanced)
-    branches = engine.roots([prompt(n, 30 + n) for n in range(4)])
+    branches = engine.roots([prompt(n, 30 + n) for n in range(4)]).result()
     entries = engine.residency.entries([branch.leaf.path() for branch in branches])
     reader = engine.residency.stream(Reads(entries, [len(b.tokens) for b in branches]))
     assert reader is not None and len(reader.units) > 8

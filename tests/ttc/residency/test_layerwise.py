@@ -51,7 +51,9 @@ def test_layerwise_makes_room_for_idle_branches_too() -> None:
     engine = Engine(
         deep(layers=8, heads=1, context=256), Letters(), memory=Layerwise(60 * KIB, shared=False)
     )
-    branches = engine.roots([[10 * salt + 9 + i % 7 for i in range(41)] for salt in range(8)])
+    branches = engine.roots(
+        [[10 * salt + 9 + i % 7 for i in range(41)] for salt in range(8)]
+    ).result()
     assert sum(kv.tokens for kv in engine.memory.live) == 8 * 40
     engine.generate(branches[:1], 4)
     assert len(branches[0].generated) == 4

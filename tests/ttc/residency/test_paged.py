@@ -108,7 +108,7 @@ def test_pages_that_leave_for_buffers_are_read_from_the_host(
 
 def test_a_split_page_keeps_its_age() -> None:
     engine = make_engine(memory=Paged(block_tokens=16))
-    engine.roots([[*range(1, 17)], [*range(40, 56)]])
+    engine.roots([[*range(1, 17)], [*range(40, 56)]]).result()
     second = list(engine.memory.live)[1]
     other = engine.root([*range(1, 11), 99, 98])
     upper, lower = (

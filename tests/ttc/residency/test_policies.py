@@ -118,8 +118,10 @@ def test_scores_do_not_depend_on_where_kv_lies(policy: str) -> None:
     results = []
     for memory in (None, kind(budget_gib=share * peak_gib(plain), **options)):
         engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=memory)
-        branches = engine.roots([prompt(1, 40), prompt(2, 37)])
-        results.append(engine.score(branches, [[[5, 6, 7], [5, 6, 8, 9], [5]], [[3], [4]]]))
+        branches = engine.roots([prompt(1, 40), prompt(2, 37)]).result()
+        results.append(
+            engine.score(branches, [[[5, 6, 7], [5, 6, 8, 9], [5]], [[3], [4]]]).result()
+        )
     for one, other in zip(*results, strict=True):
         for first, second in zip(one, other, strict=True):
             assert first == pytest.approx(second, abs=1e-4)

@@ -99,7 +99,9 @@ def step(engine: Engine, live: list[Branch], op: tuple[Any, ...]) -> Any:
     """Run one operation; returns what it gives. Which branches it takes depends on `live` alone."""
     name, *arguments = op
     if name == "roots":
-        live += engine.roots(arguments[0], seeds=range(len(live), len(live) + len(arguments[0])))
+        live += engine.roots(
+            arguments[0], seeds=range(len(live), len(live) + len(arguments[0]))
+        ).result()
         return None
     usable = [branch for branch in live if len(branch.tokens) + 14 < CONTEXT]
     chosen = (
@@ -109,13 +111,15 @@ def step(engine: Engine, live: list[Branch], op: tuple[Any, ...]) -> Any:
         for branch in chosen[:1]:
             live += engine.fork(branch, arguments[1])
     elif name == "extend":
-        engine.extend(chosen, [arguments[1][i % len(arguments[1])] for i in range(len(chosen))])
+        engine.extend(
+            chosen, [arguments[1][i % len(arguments[1])] for i in range(len(chosen))]
+        ).result()
     elif name == "generate":
         engine.generate(chosen, [arguments[1][i % len(arguments[1])] for i in range(len(chosen))])
         return [(branch.tokens[:], branch.logprobs[:], branch.top1[:]) for branch in chosen]
     elif name == "score":
         run = arguments[1]
-        return engine.score(chosen, [[run, [*run[:-1], 1, 2], [5]] for _ in chosen])
+        return engine.score(chosen, [[run, [*run[:-1], 1, 2], [5]] for _ in chosen]).result()
     elif name == "release":
         engine.release(chosen)
         live[:] = [branch for branch in live if branch not in chosen]

@@ -45,7 +45,7 @@ def engine_with(
 
 def next_logprob(engine: Engine, tokens: list[int], token: int) -> float:
     branch = engine.root(tokens)
-    return engine.score([branch], [[[token]]])[0][0][0]
+    return engine.score([branch], [[[token]]]).result()[0][0][0]
 
 
 @torch.no_grad()
@@ -83,7 +83,7 @@ def test_streaming_heads_see_sink_and_window_of_their_branch_alone(
     plain, sink, window = build("llama"), 3, 7
     engine = engine_with(plain, tmp_path / "heads.json", heads, sink, window)
     engine.runtime = replace(engine.runtime, prefill_tokens=prefill_tokens)
-    first, second, third = engine.roots([prompt(3, 40), prompt(4, 11), prompt(5, 2)])
+    first, second, third = engine.roots([prompt(3, 40), prompt(4, 11), prompt(5, 2)]).result()
     branches = [*engine.fork(first, 2), second, third]
     engine.generate(branches, [3, 12, 9, 12], sampling=GREEDY)
     engine.generate(branches, [12, 2, 9, 3], sampling=GREEDY)
@@ -96,7 +96,7 @@ def test_streaming_heads_see_sink_and_window_of_their_branch_alone(
             assert token == int(row.argmax()) and logprob == pytest.approx(
                 float(row[token]), abs=1e-4
             )
-    scored = engine.score(branches[:1], [[[9, 8, 7]]])[0][0]
+    scored = engine.score(branches[:1], [[[9, 8, 7]]]).result()[0][0]
     rows = masked_logits(plain, [*branches[0].tokens, 9, 8], heads, sink, window)[-3:]
     assert scored == pytest.approx(
         [float(row[t]) for row, t in zip(rows, [9, 8, 7], strict=True)], abs=1e-4
@@ -115,7 +115,7 @@ def test_streaming_heads_see_nothing_beyond_the_models_own_window(tmp_path: Path
     ]
     engine = engine_with(plain, tmp_path / "heads.json", heads, 8, 100)
     assert any(shape.window and shape.window < 30 for shape in engine.memory.shapes)
-    branches = engine.roots([prompt(3, 49), prompt(4, 20)])
+    branches = engine.roots([prompt(3, 49), prompt(4, 20)]).result()
     engine.generate(branches, 6, sampling=GREEDY)
     for branch in branches:
         assert_like_plain(plain, branch)

@@ -155,7 +155,7 @@ def test_whoever_joins_whenever_decodes_what_it_would_alone(
             assert not set(ended) & set(over)
             over += ended
             if ended and other_work:  # a verifier looks at what has ended, while others decode
-                engine.score(ended, [[[1, 2], [3]]] * len(ended))
+                engine.score(ended, [[[1, 2], [3]]] * len(ended)).result()
                 assert_whole_but_tails(engine)
             tokens += 1
     branches = [branch for group in groups for branch in group]
@@ -376,8 +376,8 @@ def test_branches_may_be_scored_while_they_decode(after: int) -> None:
         for _ in range(after):
             batch.step()
         if scored:
-            scores = [rows[0][0] for rows in engine.score(branches, [[[7]]] * 2)]
-            alone = [rows[0][0] for rows in engine.score(branches, [[[7]]] * 2)]
+            scores = [rows[0][0] for rows in engine.score(branches, [[[7]]] * 2).result()]
+            alone = [rows[0][0] for rows in engine.score(branches, [[[7]]] * 2).result()]
             assert scores == pytest.approx(alone, abs=1e-4)
         while len(batch):
             batch.step()
@@ -434,7 +434,7 @@ def test_batches_of_one_engine_decode_what_each_would_alone(
         for turn in turns:
             index = turn % len(requests)
             if turn >= len(requests) and not any(map(len, batches)):
-                engine.score(groups[index], [[[1, 2], [3]]] * len(groups[index]))
+                engine.score(groups[index], [[[1, 2], [3]]] * len(groups[index])).result()
             elif index in coming:
                 coming.remove(index)
                 ask = requests[index]
@@ -480,7 +480,7 @@ def test_a_cache_takes_nothing_from_those_who_decode() -> None:
     idle = engine.root(list(range(60, 90)))
     while len(batch):
         batch.step()
-        engine.score([idle], [[[1]]])
+        engine.score([idle], [[[1]]]).result()
     assert all(branch.usage.recomputed_tokens == 0 for branch in branches)
     whole = make_engine()
     expected = forked(whole, 3)

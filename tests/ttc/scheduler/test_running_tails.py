@@ -71,7 +71,7 @@ LIMITS = [25, 4, 13, 18]
 
 def grown(engine: Engine) -> list[Branch]:
     """Four branches on two prompts."""
-    first, second = engine.roots([prompt(1, 17), prompt(2, 9)])
+    first, second = engine.roots([prompt(1, 17), prompt(2, 9)]).result()
     branches = [*engine.fork(first, 2), *engine.fork(second, 2)]
     engine.release([first, second])
     engine.generate(branches, LIMITS, sampling=GREEDY)
@@ -173,7 +173,7 @@ def test_the_most_kv_at_a_time_is_little_more_than_what_is_written(
 
 def decoded(engine: Engine, lengths: Sequence[int], limits: Sequence[int], stop: str) -> Any:
     """What branches of several prompts decode, all in one call; and the branches."""
-    roots = engine.roots([prompt(i, n) for i, n in enumerate(lengths)])
+    roots = engine.roots([prompt(i, n) for i, n in enumerate(lengths)]).result()
     branches = [child for root in roots for child in engine.fork(root, 3)]
     engine.release(roots)
     room = [limits[i % len(limits)] for i in range(len(branches))]
@@ -364,8 +364,8 @@ def test_branches_that_do_not_fit_together_are_rated_in_parts(tiny: None) -> Non
     engine = make_engine(memory=Resident(75 * KIB / 8))
     branches = grown(engine)
     assert [b.tokens for b in branches] == [b.tokens for b in wanted]
-    found = engine.score(branches, CONTINUATIONS)
-    expected = roomy.score(wanted, CONTINUATIONS)
+    found = engine.score(branches, CONTINUATIONS).result()
+    expected = roomy.score(wanted, CONTINUATIONS).result()
     for one, other in zip(found, expected, strict=True):
         assert one == [pytest.approx(row) for row in other]
     for branch, other in zip(branches, wanted, strict=True):
@@ -395,7 +395,7 @@ def test_a_prompt_finds_the_room_of_those_that_decode(tiny: None) -> None:
 
 def grown_under(engine: Engine) -> tuple[list[list[int]], list[Branch]]:
     """Three branches each of two problems, which a gate may end."""
-    roots = engine.roots([prompt(1, 12), prompt(2, 9)])
+    roots = engine.roots([prompt(1, 12), prompt(2, 9)]).result()
     branches = [child for root in roots for child in engine.fork(root, 3)]
     engine.release(roots)
     engine.generate(branches, 20)
@@ -427,8 +427,8 @@ def test_ratings_that_branches_leave_early_are_made_in_parts(exit: EarlyExit, ti
     wanted, branches = grown(roomy), grown(engine)
     singles = [[[3], [4], [5]]] * 4
     report, other = ExitReport(), ExitReport()
-    expected = roomy.score(wanted, singles, exit=exit, report=report)
-    found = engine.score(branches, singles, exit=exit, report=other)
+    expected = roomy.score(wanted, singles, exit=exit, report=report).result()
+    found = engine.score(branches, singles, exit=exit, report=other).result()
     for one, two in zip(found, expected, strict=True):
         assert [s for (s,) in one] == pytest.approx([s for (s,) in two])
     assert (other.depths, other.rows) == (report.depths, report.rows)
@@ -443,13 +443,13 @@ def test_branches_that_do_not_fit_together_are_given_texts_in_parts(tiny: None) 
     engine = make_engine(context=256, memory=Resident(80 * KIB / 8))
     wanted, branches = grown(roomy), grown(engine)
     for one, of in ((roomy, wanted), (engine, branches)):
-        one.extend(of, texts)
+        one.extend(of, texts).result()
         one.generate(of, 6, sampling=GREEDY)
     assert [b.tokens for b in branches] == [b.tokens for b in wanted]
     assert [b.usage.prompt_tokens for b in branches] == [b.usage.prompt_tokens for b in wanted]
     before = [b.tokens[:] for b in branches]
     with pytest.raises(OutOfMemory, match="a budget of"):
-        engine.extend(branches[:2], [prompt(6, 3), prompt(7, 60)])
+        engine.extend(branches[:2], [prompt(6, 3), prompt(7, 60)]).result()
     assert [b.tokens for b in branches] == before
     assert_whole(engine, branches)
     assert engine.memory.device.peak_bytes <= 80 * 128
@@ -459,10 +459,12 @@ def test_branches_that_do_not_fit_together_are_given_texts_in_parts(tiny: None) 
 def test_prompts_that_do_not_fit_together_are_computed_in_parts() -> None:
     prompts = [prompt(i, 30) for i in range(4)]
     roomy, engine = make_engine(), make_engine(memory=Resident(70 * KIB / 8))
-    wanted, roots = roomy.roots(prompts), engine.roots(prompts)
+    wanted, roots = roomy.roots(prompts).result(), engine.roots(prompts).result()
     assert_whole(engine, roots)
     for one, other in zip(
-        engine.score(roots, CONTINUATIONS), roomy.score(wanted, CONTINUATIONS), strict=True
+        engine.score(roots, CONTINUATIONS).result(),
+        roomy.score(wanted, CONTINUATIONS).result(),
+        strict=True,
     ):
         assert one == [pytest.approx(row) for row in other]
     assert_nothing_left(engine, roots)

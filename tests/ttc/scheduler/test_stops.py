@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tests.helpers.tiers import examples
 from ttc import InvalidInput
 from ttc.model.limits import ModelLimits
-from ttc.passes.arguments import check_step, step_of
+from ttc.passes.arguments import check_step
 from ttc.protocols import Step
 from ttc.sampling import SAMPLED
 from ttc.scheduler.stops import Stops
+from ttc.step import step_of
 from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import Usage
 

@@ -51,7 +51,7 @@ def together(engine: Engine) -> list[Branch]:
     """Two branches of each of six problems, which decode in one batch: those of some join while
     others decode, all with less KV than the cache lets them keep. One problem is cancelled, one
     forks while it waits."""
-    roots = engine.roots([prompt(seed, 9 + 2 * seed) for seed in range(6)], seeds=range(6))
+    roots = engine.roots([prompt(seed, 9 + 2 * seed) for seed in range(6)], seeds=range(6)).result()
     problems = [engine.fork(root, 2) for root in roots]
     engine.release(roots)
     for branches in problems:
@@ -64,7 +64,7 @@ def together(engine: Engine) -> list[Branch]:
     forks = engine.fork(problems[4][0], 2)
     batch.step()
     engine.release(problems.pop(2))
-    engine.extend(forks, [[3], [4, 5]])
+    engine.extend(forks, [[3], [4, 5]]).result()
     batch.add(forks, Step(4), GREEDY)
     while len(batch):
         batch.step()
@@ -131,15 +131,15 @@ def test_a_call_has_the_room_of_one_that_was_begun_before(steps: int) -> None:
     words = [[[65], [66]]]
     engine = Engine(build("llama"), Letters(), prefill_tokens=16)
     prompts = [prompt(seed, 40) for seed in range(3)]
-    expected = engine.score(engine.roots(prompts), words * 3)
+    expected = engine.score(engine.roots(prompts).result(), words * 3).result()
 
     budget = 60 * engine.memory.bytes_per_token / 2**30  # one of the branches
     engine = Engine(build("llama"), Letters(), prefill_tokens=16, memory=Resident(budget))
-    branches = engine.roots(prompts)
-    call = engine.begin_score(branches[:2], words * 2)
+    branches = engine.roots(prompts).result()
+    call = engine.score(branches[:2], words * 2)
     for _ in range(steps):
         call.step()
-    found = engine.score(branches[2:], words)
-    assert torch.allclose(torch.tensor([*call.finish(), *found]), torch.tensor(expected), atol=1e-4)
+    found = engine.score(branches[2:], words).result()
+    assert torch.allclose(torch.tensor([*call.result(), *found]), torch.tensor(expected), atol=1e-4)
     engine.release(branches)
     assert_nothing_left(engine, [])

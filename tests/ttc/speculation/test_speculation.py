@@ -34,7 +34,7 @@ PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 5, 6, 7, 5, 6]]
 
 
 def written(engine: Engine, tokens: int, **options: Any) -> list[Branch]:
-    roots = engine.roots(PROMPTS, seeds=[1, 2])
+    roots = engine.roots(PROMPTS, seeds=[1, 2]).result()
     children = [child for root in roots for child in engine.fork(root, 2)]
     engine.generate(children, tokens, statistics=True, **options)
     return children

@@ -142,7 +142,7 @@ def test_activations_in_8_bits_reach_the_compiled_layers_of_a_split(tmp_path: Pa
 
     def scores(**options: Any) -> torch.Tensor:
         engine = engine_of(name, **options)
-        scored = engine.score([engine.root([3, 5, 7, 11])], [[[n] for n in range(20)]])
+        scored = engine.score([engine.root([3, 5, 7, 11])], [[[n] for n in range(20)]]).result()
         return torch.tensor(scored).flatten()
 
     found = scores(placement=Split(k=2), int8_activations=True)

@@ -37,14 +37,18 @@ def test_prompts_share_their_longest_common_prefix() -> None:
         20,
     )
     assert sorted(len(s.tokens) for s in engine.tree.segments()) == [1, 9, 20]
-    batch = make_engine().roots([list(range(1, 31)), [*range(1, 21), 99, 98], list(range(1, 31))])
+    batch = (
+        make_engine()
+        .roots([list(range(1, 31)), [*range(1, 21), 99, 98], list(range(1, 31))])
+        .result()
+    )
     assert [b.usage.prompt_tokens for b in batch] == [29, 1, 0]
 
 
 def test_hints_that_branches_share_are_computed_once() -> None:
     engine = make_engine()
     children = engine.fork(engine.root([1, 2, 3]), 2)
-    engine.extend(children, [[*range(10, 30), 7], [*range(10, 30), 8]])
+    engine.extend(children, [[*range(10, 30), 7], [*range(10, 30), 8]]).result()
     assert [c.usage.shared_tokens for c in children] == [21, 21]  # one meter: they share a root
     assert children[0].usage.prompt_tokens == 2 + 21
 

@@ -206,7 +206,7 @@ def test_what_was_just_generated_outlasts_what_was_rated_lower() -> None:
 def test_lru_evicts_what_was_used_longest_ago() -> None:
     engine, branches = four(order="lru")
     for branch in (branches[2], branches[0], branches[3]):
-        engine.score([branch], [[[1]]])
+        engine.score([branch], [[[1]]]).result()
     assert engine.cache is not None
     engine.cache.capacity_blocks = 3
     engine.cache.trim(engine.tree, engine.live)
@@ -232,10 +232,10 @@ def test_coming_back_gives_the_same_tokens_and_counts_what_it_took() -> None:
         plain.generate([twin], 6, sampling=GREEDY)
         assert twin.tokens == branch.tokens
         assert twin.logprobs == pytest.approx(branch.logprobs[-6:], abs=1e-4)
-    scores = engine.score(branches, [[[3, 4]]] * 4)
+    scores = engine.score(branches, [[[3, 4]]] * 4).result()
     for branch, found in zip(branches, scores, strict=True):
         twin = plain.root(branch.tokens)
-        assert plain.score([twin], [[[3, 4]]])[0][0] == pytest.approx(found[0], abs=1e-4)
+        assert plain.score([twin], [[[3, 4]]]).result()[0][0] == pytest.approx(found[0], abs=1e-4)
 
 
 class Evicting(Ownership):
@@ -276,7 +276,7 @@ def test_everything_is_like_plain_under_a_cache_of_one_block() -> None:
     first, second = engine.fork(root, 2)
     engine.generate([first], 5, sampling=GREEDY)
     engine.generate([second], 7, sampling=GREEDY)
-    engine.extend([first], [[7, 8, 9]])
+    engine.extend([first], [[7, 8, 9]]).result()
     engine.generate([first, second], 3, sampling=GREEDY)
     engine.model.set_attn_implementation("eager")
     with torch.no_grad():

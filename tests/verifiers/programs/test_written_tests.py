@@ -12,7 +12,7 @@ from tests.helpers.scripted import Scripted
 from ttc import InvalidInput, Problem
 from ttc.execution.code_tests import CallTest
 from ttc.execution.sandbox import protections
-from ttc.passes.pass_by_pass import all_of
+from ttc.task import Task, all_of
 from ttc.tree.branch import Branch
 from verifiers import CodeT, MBRExec, SStar
 from verifiers.programs.written_tests import Agreement
@@ -56,15 +56,11 @@ class Writes(Scripted):
             return self.tests + "0"
         return f"```\n{self.programs[branch.path[-1]]}\n```0"
 
-    def side_branches(
-        self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]
-    ) -> list[Branch]:
-        made = self.roots(prompts, seeds=[branch.key for branch in branches])
-        for side, branch, prompt in zip(made, branches, prompts, strict=True):
-            self.asked.append(self.decode(prompt))
-            self._sides.add(side.root_id)
-            side.usage = branch.usage
-        return made
+    def side_branches(self, *asked: Any) -> Task[list[Branch]]:
+        task = super().side_branches(*asked)
+        self.asked += [self.decode(branch.tokens) for branch in task.branches]
+        self._sides |= {branch.root_id for branch in task.branches}
+        return task
 
 
 @pytest.mark.parametrize(("kind", "best"), [(CodeT, TWICE), (MBRExec, TWICE)])
@@ -99,14 +95,14 @@ class Judges(Writes):
         return super()._says(branch)
 
     def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
-    ) -> list[list[list[float]]]:
+        self, branches: Sequence[Branch], continuations: Any, **options: Any
+    ) -> Task[list[list[list[float]]]]:
         rows = []
         for branch, words in zip(branches, continuations, strict=True):
             first = "program A gives 10," in self.decode(branch.tokens)
             likely = [self.decode(word).strip() == ("A" if first else "B") for word in words]
             rows.append([[0.0 if right else -5.0] for right in likely])
-        return rows
+        return Task.made(rows)
 
 
 def test_s_star_lets_the_model_choose_between_outputs_that_differ() -> None:

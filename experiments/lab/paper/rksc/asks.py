@@ -67,7 +67,7 @@ def _prefill(
         ]
         start = perf_counter()
         root = engine.root(prompts[0])
-        branches = engine.variants(root, prompts[1:])
+        branches = engine.variants(root, prompts[1:]).result()
         seconds = perf_counter() - start
         engine.generate(branches, TOKENS, sampling=Sampling(temperature=0))
         found[rule] = {

@@ -116,8 +116,8 @@ class KVProbe:
         root = self.alone.root(prefix)
         made: list[Branch] = []
         try:
-            made += self.alone.variants(root, [prefix] * len(suffixes), suffixes)
-            return self._seconds(lambda: self.alone.extend(made, [[1]] * len(made)))
+            made += self.alone.variants(root, [prefix] * len(suffixes), suffixes).result()
+            return self._seconds(lambda: self.alone.extend(made, [[1]] * len(made)).result())
         finally:
             self.alone.release([root, *made])
 
@@ -133,7 +133,9 @@ class KVProbe:
         made: list[Branch] = []
         try:
             own = [prefix] * len(suffixes)
-            return self._seconds(lambda: made.extend(self.shared.variants(root, own, suffixes)))
+            return self._seconds(
+                lambda: made.extend(self.shared.variants(root, own, suffixes).result())
+            )
         finally:
             self.shared.release([root, *made])
 

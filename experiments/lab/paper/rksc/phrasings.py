@@ -122,14 +122,14 @@ def _measure(
     gates: dict[str, list[float]] = {}
     for pooling, engine in probes.items():
         root = engine.root(root_prompt)
-        branches = [engine.variants(root, [prompt])[0] for prompt in prompts]
+        branches = [engine.variants(root, [prompt]).result()[0] for prompt in prompts]
         gates[pooling] = [
             1.0 if b.substituted is None else b.substituted.similarity for b in branches
         ]
         engine.release([root, *branches])
     root = exact.root(root_prompt)
-    own = exact.variants(root, prompts)
-    theirs = exact.variants(root, [root_prompt] * len(prompts))
+    own = exact.variants(root, prompts).result()
+    theirs = exact.variants(root, [root_prompt] * len(prompts)).result()
     divergence = _kl(_next(exact, own), _next(exact, theirs))
     exact.generate(
         [*own, *theirs],
@@ -175,7 +175,7 @@ def _reference(setting: Setting, problem: Problem, engine: Engine) -> int:
         for prompt in (ROOT.replace("{question}", problem.question), *prompts)
     ]
     root = engine.root(tokens[0])
-    branches = engine.variants(root, tokens[1:])
+    branches = engine.variants(root, tokens[1:]).result()
     engine.release([root, *branches])
     # all pass
     return root.usage.probe_layer_rows - root.usage.substituted_tokens * engine.sharing.probe_layers

@@ -60,7 +60,7 @@ def assert_like_plain(folder: Path, dtype: torch.dtype, kind: str) -> Engine:
     assert type(engine.model.model.layers[0].mlp.down_proj).__name__ == kind
     root = engine.root(PROMPT)
     first, second = engine.fork(root, 2)
-    engine.extend([second], [[7, 8]])
+    engine.extend([second], [[7, 8]]).result()
     engine.generate([first, second], 12, sampling=Sampling(0))
     for branch in (first, second):
         end = len(branch.tokens) - 12

@@ -58,7 +58,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 def search(model: Any, **options: Any) -> list[tuple[list[int], list[float]]]:
     """Two problems, whose branches end after different numbers of tokens and go on together."""
     engine = Engine(copy.deepcopy(model), Letters(), runner="fused", **options)
-    roots = engine.roots([[1, 2, 3, 4, 5], [9, 8, 7]])
+    roots = engine.roots([[1, 2, 3, 4, 5], [9, 8, 7]]).result()
     branches = [branch for root in roots for branch in engine.fork(root, 3)]
     engine.generate(branches, [9, 3, 5, 9, 1, 2])
     twins = engine.fork(branches[0], 2)

@@ -25,7 +25,9 @@ def test_the_default_models_real_weights() -> None:
     )
     root = engine.root(tokens)
     branches = engine.fork(root, 3)
-    engine.extend(branches[:2], [engine.encode("First, 3 * 4 ="), engine.encode("There are")])
+    engine.extend(
+        branches[:2], [engine.encode("First, 3 * 4 ="), engine.encode("There are")]
+    ).result()
     engine.generate(branches, [6, 9, 12], sampling=Sampling(0))
     grown = engine.fork(branches[0], 2) + branches[1:]
     engine.release(branches[:1])

@@ -25,8 +25,8 @@ def test_a_model_that_was_set_to_another_attention_is_refused_at_the_next_pass()
     calls = [
         lambda: engine.generate([branch], 4, sampling=GREEDY),
         lambda: engine.root(prompt(2, 9)),
-        lambda: engine.score([branch], [[[3, 4]]]),
-        lambda: engine.extend([branch], [[1, 2, 3]]),
+        lambda: engine.score([branch], [[[3, 4]]]).result(),
+        lambda: engine.extend([branch], [[1, 2, 3]]).result(),
     ]
     for call in calls:
         with pytest.raises(UnsupportedModel, match=r"'sdpa' now.*engine\.lent\(\)"):

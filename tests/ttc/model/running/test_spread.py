@@ -96,7 +96,7 @@ def test_recurrent_states_and_shared_kv_lie_with_their_layers_too(family: str) -
     engine = Engine(spread(copy.deepcopy(plain)), Letters())
     root = engine.root(prompt(1, 18))
     branches = engine.fork(root, 2)
-    engine.extend(branches[:1], [prompt(2, 3)])
+    engine.extend(branches[:1], [prompt(2, 3)]).result()
     engine.generate(branches, 3, sampling=GREEDY)
     for branch in branches:
         assert_like_plain(plain, branch)
@@ -137,12 +137,12 @@ def test_scores_and_early_exits_are_those_of_one_device() -> None:
     found, exits = [], []
     for engine in engines:
         root = engine.root(prompt(1, 12))
-        found.append(engine.score([root], [[prompt(2, 3), [5], [6]]])[0])
+        found.append(engine.score([root], [[prompt(2, 3), [5], [6]]]).result()[0])
         report = ExitReport()
         exits.append(
-            engine.score([root], [[[5], [6]]], exit=EarlyExit(theta=10.0, eps=10.0), report=report)[
-                0
-            ]
+            engine.score(
+                [root], [[[5], [6]]], exit=EarlyExit(theta=10.0, eps=10.0), report=report
+            ).result()[0]
         )
         assert report.depths == [2]
     for values in (found, exits):
@@ -225,7 +225,7 @@ def test_layers_that_share_weights_lie_on_one_device() -> None:
     at = {f"model.layers.{n}": second if n == 2 else first for n in range(4)}
     engine = Engine(spread(copy.deepcopy(plain), **at), Letters())
     branches = engine.fork(engine.root(prompt(1, 12)), 2)
-    engine.extend(branches[:1], [prompt(2, 3)])
+    engine.extend(branches[:1], [prompt(2, 3)]).result()
     engine.generate(branches, 3, sampling=GREEDY)
     for branch in branches:
         assert_like_plain(plain, branch)

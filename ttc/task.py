@@ -1,8 +1,9 @@
-"""Calls of an engine: one at a time under its lock, or pass by pass, so that between two passes
-others may use the engine and whoever began the call may interrupt it."""
+"""Calls of a backend that are made one pass at a time, so that between two passes others may use it
+and whoever made the call may interrupt it; and calls that wait for each other."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -69,13 +70,15 @@ def all_of(passes: Passes[T]) -> T:
             return result
 
 
-class PassByPass(Generic[T]):
-    """A call of an engine that is made one pass at a time (see `ttc.protocols.Prefill`).
+class Task(Generic[T]):
+    """A call of a backend. `result` makes it; or `step` does pass by pass, and its caller may do
+    anything else with the backend in between.
 
-    branches: what it works on. One that is released leaves it, and what it had goes at once.
-    result: what the call gives, once all passes are made.
+    branches: what it works on, new ones too. One that is released leaves it, and what it had goes
+    at once. Nobody may do more than release them before the last pass.
     lock: held during each pass.
-    under_way: the calls of the engine that have begun and not ended, this one among them.
+    under_way: the calls of the backend that have begun and not ended, this one among them.
+    begun: whether anybody has made a pass of it, or closed it.
     running: whether a pass is being made now, so that whoever asks is a part of it.
     """
 
@@ -83,32 +86,42 @@ class PassByPass(Generic[T]):
         self,
         branches: Sequence[Branch],
         passes: Passes[T],
-        lock: RLock,
-        under_way: set[PassByPass[Any]],
+        lock: RLock | None = None,
+        under_way: set[Task[Any]] | None = None,
     ):
         self.branches = list(branches)
-        self.passes = passes
-        self.lock = lock
-        self.under_way = under_way
+        self._passes = passes
+        self.lock = RLock() if lock is None else lock
+        self.under_way = set() if under_way is None else under_way
+        self.begun = False
         self.done = False
         self.running = False
-        self.result: T
         self.error: BaseException | None = None
+        self._result: T
+
+    @classmethod
+    def made(cls, result: T, branches: Sequence[Branch] = ()) -> Task[T]:
+        """A call that has no passes, and is made already."""
+        task = cls(branches, _no_passes())
+        task._result = result
+        task.begun = task.done = True
+        return task
 
     def step(self) -> bool:
         """The next pass. True once all are made. Raises what has stopped it, in whichever
         thread."""
         with self.lock:
+            self.begun = True
             if self.error is not None:
                 raise self.error
             try:
                 if not self.done:
                     self.running = True
                     self.under_way.add(self)
-                    next(self.passes)
+                    next(self._passes)
             except StopIteration as end:
                 self.done = True
-                self.result = end.value
+                self._result = end.value
             except BaseException as error:
                 self.error = error
                 raise
@@ -118,7 +131,8 @@ class PassByPass(Generic[T]):
                     self.under_way.discard(self)
             return self.done
 
-    def finish(self) -> T:
+    def result(self) -> T:
+        """What the call gives. Makes the passes that are left, with nobody between."""
         with self.lock:
             while not self.step():
                 try:
@@ -126,33 +140,32 @@ class PassByPass(Generic[T]):
                 except BaseException:
                     self.close()
                     raise
-            return self.result
+            return self._result
 
-    def made(self) -> Passes[T]:
+    def passes(self) -> Passes[T]:
         """All passes, with a pause after each, as a part of longer work."""
         try:
             while not self.step():
                 yield
-            return self.result
+            return self._result
         finally:
             self.close()
 
     def close(self) -> None:
         """Make no more passes: extended branches are what they were, new ones released."""
         with self.lock:
+            self.begun = True
             self.under_way.discard(self)
-            self.passes.close()
+            self._passes.close()
             if not self.done and self.error is None:
                 self.error = RuntimeError("this call was closed before its last pass")
 
+    def __del__(self) -> None:
+        if not self.begun and not all(branch.released for branch in self.branches):
+            what = "a call of a backend was never made; end it with .result(), as in"
+            warnings.warn(f"{what} engine.extend(...).result()", RuntimeWarning, 1, self)
 
-def at_once(
-    begin: Callable[Concatenate[S, P], PassByPass[T]],
-) -> Callable[Concatenate[S, P], T]:
-    @wraps(begin)
-    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.lock:
-            begun: PassByPass[T] = getattr(self, begin.__name__)(*args, **kwargs)
-            return begun.finish()
 
-    return cast(Callable[Concatenate[S, P], T], call)
+def _no_passes() -> Passes[Any]:
+    return
+    yield

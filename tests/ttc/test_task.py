@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +20,7 @@ from tests.helpers.recurrent import engine_of, plain
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, OutOfMemory, Paged, Resident
-from ttc.protocols import PrefillsByPass, Step
+from ttc.protocols import Step
 from ttc.tree.branch import Branch
 
 LONG = prompt(3, 40)
@@ -43,8 +45,7 @@ def test_each_step_is_one_pass() -> None:
         rows.append(len(tokens)),
         forward(tokens, *rest),
     )[1]  # type: ignore[method-assign]
-    assert isinstance(engine, PrefillsByPass)
-    prefill = engine.begin_roots([LONG], seeds=[0])
+    prefill = engine.roots([LONG], seeds=[0])
     steps = 0
     while not prefill.step():
         steps += 1
@@ -72,11 +73,11 @@ def splits_the_prompt_that_it_stands_on(engine: Engine, held: list[Branch]) -> N
 
 
 def extends(engine: Engine, held: list[Branch]) -> None:
-    engine.extend([held[0]], [prompt(4, 11)])
+    engine.extend([held[0]], [prompt(4, 11)]).result()
 
 
 def scores(engine: Engine, held: list[Branch]) -> None:
-    engine.score([held[0]], [[[1, 2, 3], [1, 2, 4]]])
+    engine.score([held[0]], [[[1, 2, 3], [1, 2, 4]]]).result()
 
 
 BETWEEN: list[Callable[[Engine, list[Branch]], None]] = [
@@ -105,7 +106,7 @@ def test_what_others_do_between_its_passes_changes_nothing(
 ) -> None:
     engine = stepwise(**OPTIONS[how])
     held = [engine.root(prompt(3, 20))]
-    prefill = engine.begin_roots([LONG, OTHER, prompt(7, 30)], seeds=[0, 1, 2])
+    prefill = engine.roots([LONG, OTHER, prompt(7, 30)], seeds=[0, 1, 2])
     for calls in between:
         for call in calls:
             call(engine, held)
@@ -126,7 +127,7 @@ def test_what_others_do_between_its_passes_changes_nothing(
 def test_recurrent_states_are_those_of_the_passes_alone(case: str) -> None:
     engine = engine_of(case, prefill_tokens=8)
     held = [engine.root(prompt(3, 20))]
-    prefill = engine.begin_roots([LONG, OTHER], seeds=[0, 1])
+    prefill = engine.roots([LONG, OTHER], seeds=[0, 1])
     for act in (decodes, computes_another_prompt, extends, scores):
         prefill.step()
         act(engine, held)
@@ -140,7 +141,7 @@ def test_recurrent_states_are_those_of_the_passes_alone(case: str) -> None:
 
 def test_a_branch_that_is_released_leaves_at_once_and_the_others_go_on() -> None:
     engine = stepwise()
-    prefill = engine.begin_roots([LONG, prompt(8, 40)], seeds=[0, 1])
+    prefill = engine.roots([LONG, prompt(8, 40)], seeds=[0, 1])
     prefill.step()
     left, stays = prefill.branches
     engine.release([left])
@@ -157,14 +158,14 @@ def test_a_branch_that_is_released_leaves_at_once_and_the_others_go_on() -> None
 @pytest.mark.parametrize("steps", range(7))
 def test_what_is_broken_off_leaves_nothing(steps: int) -> None:
     engine = stepwise()
-    prefill = engine.begin_roots([LONG, OTHER], seeds=[0, 1])
+    prefill = engine.roots([LONG, OTHER], seeds=[0, 1])
     for _ in range(steps):
         prefill.step()
     prefill.close()
     engine.release(prefill.branches)
     assert engine.kv_bytes() == 0 and not engine.tree.segments() and not engine.live
     root = engine.root(prompt(1, 5))
-    extension = engine.begin_extend([root], [LONG])
+    extension = engine.extend([root], [LONG])
     for _ in range(steps):
         extension.step()
     extension.close()
@@ -182,11 +183,7 @@ def test_where_the_model_changes_between_two_passes_all_is_computed_by_the_new_o
 ) -> None:
     engine = stepwise()
     root = engine.root(prompt(1, 9))
-    prefill = (
-        engine.begin_roots([LONG], seeds=[0])
-        if begin == "roots"
-        else engine.begin_extend([root], [LONG])
-    )
+    prefill = engine.roots([LONG], seeds=[0]) if begin == "roots" else engine.extend([root], [LONG])
     prefill.step()
     prefill.step()
     changed = small(2, 128)
@@ -211,7 +208,7 @@ def test_where_room_is_tight_others_wait_for_a_prefill_that_has_begun() -> None:
     budget = 2 * 60 * engine.memory.bytes_per_token / 2**30
     engine = stepwise(memory=Paged(block_tokens=4, budget_gib=budget))
     assert not engine.residency.roomy
-    prefill = engine.begin_roots([LONG], seeds=[0])
+    prefill = engine.roots([LONG], seeds=[0])
     prefill.step()
     other = engine.root(OTHER)
     assert prefill.done and other.usage.shared_tokens == 12  # whole pages
@@ -220,7 +217,7 @@ def test_where_room_is_tight_others_wait_for_a_prefill_that_has_begun() -> None:
 
 def test_an_error_of_a_pass_reaches_whoever_began_it() -> None:
     engine = stepwise(memory=Resident(budget_gib=1e-9))
-    prefill = engine.begin_roots([LONG], seeds=[0])
+    prefill = engine.roots([LONG], seeds=[0])
     for _ in range(2):
         with pytest.raises(OutOfMemory):
             prefill.step()
@@ -229,6 +226,29 @@ def test_an_error_of_a_pass_reaches_whoever_began_it() -> None:
 
 def test_a_small_engine_has_no_passes_left_over() -> None:
     engine = make_engine()
-    prefill = engine.begin_roots([[5]], seeds=[0])
+    prefill = engine.roots([[5]], seeds=[0])
     assert prefill.step()
     assert_nothing_left(engine, prefill.branches)
+
+
+def test_a_call_that_nobody_makes_says_so() -> None:
+    engine = make_engine()
+    root = engine.root([5])
+    with pytest.warns(RuntimeWarning, match=r"never made; end it with \.result\(\)"):
+        engine.extend([root], [[6, 7]])
+        gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.extend([root], [[6, 7]]).result()
+        engine.extend([root], [[8]]).close()
+        gc.collect()
+    assert root.tokens == [5, 6, 7]
+    assert_nothing_left(engine, [root])
+
+
+def test_the_result_is_made_once() -> None:
+    engine = make_engine()
+    task = engine.roots([[5, 6, 7]])
+    (root,) = task.result()
+    assert task.result() == [root] and task.step() and root.usage.prompt_tokens == 2
+    assert_nothing_left(engine, [root])

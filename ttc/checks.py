@@ -191,7 +191,7 @@ def check_option(name: str, value: Any, hint: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """One of the kinds of values that a hint allows.
 
     choices: the texts that are allowed, () for any. item: the hint of a list's items. limits: what
@@ -249,13 +249,13 @@ def limits_in_words(ends: Mapping[str, Any]) -> str:
 
 
 @cache
-def _kinds(hint: Any) -> tuple[Kind, ...]:
+def _kinds(hint: Any) -> tuple[ValueKind, ...]:
     """The kinds of values that a hint allows, () where it allows what is not checked."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in PLAIN:
-        return (Kind(hint),)
+        return (ValueKind(hint),)
     if origin is Literal and all(isinstance(choice, str) for choice in args):
-        return (Kind(str, choices=args),)
+        return (ValueKind(str, choices=args),)
     if origin is Annotated:
         limits = tuple(one for limit in args[1:] for one in _single(limit))
         return tuple(replace(kind, limits=limits) for kind in _kinds(args[0]))
@@ -265,7 +265,7 @@ def _kinds(hint: Any) -> tuple[Kind, ...]:
     listed = origin in (list, Sequence) or (origin is tuple and args[1:] == (Ellipsis,))
     items = _kinds(args[0]) if listed else ()
     plain = items and all(kind.item is None for kind in items)
-    return (Kind(list, item=args[0]),) if plain else ()
+    return (ValueKind(list, item=args[0]),) if plain else ()
 
 
 def _single(limit: Any) -> Iterable[Any]:

@@ -16,6 +16,7 @@ def test_errors_bytes_and_times_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_storage, "CASES", ((2, 20, 8),))
+    monkeypatch.setattr(kv_storage, "ROUNDS", 2)
     out = tmp_path / "kv_storage.json"
     kv_storage.run(save_tiny_model(tmp_path / "model"), 2, 40, out)
     found = json.loads(out.read_text(encoding="utf-8"))

@@ -238,7 +238,6 @@ def test_helms_plans_follow_from_what_is_reserved(helm_rows: list[dict[str, Any]
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_how_fast_the_cpu_is_plays_no_part_in_helms_plans(
     monkeypatch: pytest.MonkeyPatch, helm_rows: list[dict[str, Any]]
 ) -> None:

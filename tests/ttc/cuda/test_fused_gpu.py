@@ -79,7 +79,7 @@ def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
     bound = BOUND[dtype] if DEVICE.type == "cuda" else 2e-5
-    for layer in LAYERS:
+    for layer in LAYERS[::2]:
         DecodeCase(LayerShape(2, 64, 48), 3, TREE, 7, 5, dtype, DEVICE).check(layer, bound)
         ExtendCase(LayerShape(2, 64, 48), 3, TREE, COUNTS, dtype, device=DEVICE).check(layer, bound)
 
@@ -95,7 +95,7 @@ def test_keys_and_values_in_bytes_are_read_as_they_are(kind: CodecKind) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(10), suppress_health_check=[*HealthCheck])
+@settings(max_examples=examples(6), suppress_health_check=[*HealthCheck])
 @given(
     trees([1, 16, 65, 300]),
     st.integers(0, 70),
@@ -117,7 +117,7 @@ def test_any_tree_is_attended_as_by_softmax(
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(10), suppress_health_check=[*HealthCheck])
+@settings(max_examples=examples(6), suppress_health_check=[*HealthCheck])
 @given(
     st.lists(st.sampled_from([1, 2, 21, 22, 65, 130]), min_size=1, max_size=3),
     st.lists(st.sampled_from([1, 5, 64, 300]), max_size=2),

@@ -128,7 +128,7 @@ def use_one_of(name: Any, known: Iterable[Any]) -> str:
     from difflib import get_close_matches
 
     names = [str(one) for one in known]
-    nearest = "".join(f"is it {close}? " for close in get_close_matches(str(name), names, 1))
+    nearest = "".join(f"is it {close}? " for close in get_close_matches(str(name), names, 1, 0.65))
     return f"{nearest}use one of {', '.join(names)}"
 
 

@@ -22,7 +22,7 @@ from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage
 
 if TYPE_CHECKING:
-    from search.thinking import Parts
+    from search.thinking import StepParts
 
 USES: dict[type, str] = {
     Append: "appended to",
@@ -95,7 +95,7 @@ class ActiveSearch:
     children: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
     spending: Spending = field(init=False)
-    parts: dict[Branch, Parts] = field(default_factory=dict)
+    parts: dict[Branch, StepParts] = field(default_factory=dict)
     counted: set[Branch] = field(default_factory=set)
     tool_runs: dict[str, Any] = field(default_factory=dict)
     answered: int = 0

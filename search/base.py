@@ -11,12 +11,12 @@ import numpy as np
 
 from search.selection import C, Voting, Winner, answer_of, best_first, whole
 from ttc.checks import (
+    NonEmptyText,
     NonNegativeFloat,
     NonNegativeInt,
     Options,
     PositiveInt,
     Share,
-    Text,
     check_flag,
     check_is,
     check_kind,
@@ -202,7 +202,7 @@ class StepwiseSearch(Search):
         thought is written as a whole, in the step of the answer that follows it.
     """
 
-    thinking_step: PositiveInt | Text | None = None
+    thinking_step: PositiveInt | NonEmptyText | None = None
 
     def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
         thinking = super().thinks(thoughts)

@@ -25,16 +25,18 @@ class Budget(Options):
 
     Where a limit runs out, the search ends with the best so far and `Result.stopped` is its name.
 
-    max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed,
-        unless by the last rating of a verifier that does not say beforehand what it costs (see
-        `Priced`).
-    max_generated_tokens: the most generated tokens of one problem. It is never passed.
-    max_calls: the most expansions of one problem.
-    max_tool_calls: the calls of tools after which nothing is expanded; a step under way is not cut
-        for them.
-    max_wall_s: seconds from the start of a problem's search, its prompt included, after which it
-        ends, in the middle of a step too. The only budget with which results depend on the machine,
-        and on what else is solved.
+    max_tokens: the most generated tokens and tokens that the verifier reads, computed or found in
+        the tree, so that other problems and `sharing` change nothing. The last step is cut short to
+        fit. Only a rating whose price the verifier cannot tell beforehand may exceed it (see
+        `ttc.Priced`).
+    max_generated_tokens: the most generated tokens, with rollouts and probes. It is never passed.
+    max_calls: the most expansions, requests for one step of any number of branches. It changes
+        nothing for searches that make one call, as `best_of_n`.
+    max_tool_calls: the most calls of tools, checked before each expansion, so the calls of one step
+        may exceed it.
+    max_wall_s: seconds since the problem began, its prompt included, checked between any two passes
+        of the model. It is the only limit with which results depend on the machine, and on what
+        else is solved.
     reserve: so many of the last tokens, and the last call, are kept to finish the best branch so
         far, where a budget ended the search before that branch was finished; no time is.
     final_text: put after it first, to ask for the answer.

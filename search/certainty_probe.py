@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps
 from search.selection import C, Winner
-from ttc.checks import PositiveInt, Text
+from ttc.checks import NonEmptyText, PositiveInt
 from ttc.errors import BudgetExceeded, ContextExceeded
 from ttc.protocols import Append, Expand, Extract, Release, Step
 from ttc.text.boxes import boxed
@@ -44,7 +44,7 @@ class CertaintyProbe(Search):
     every: PositiveInt = 64
     agree: PositiveInt = 3
     probe_tokens: PositiveInt = 20
-    suffix: Text = PROBE
+    suffix: NonEmptyText = PROBE
 
     needs_verifier = False
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
-from ttc.errors import UnusableScores, VerifierError
+from ttc.errors import UnusableScores, VerifierError, number_of
 from ttc.origin import error_text
 from ttc.passes.ratings import passes_of_rating
 from ttc.protocols import (
@@ -25,7 +25,6 @@ from ttc.sampling import Sampling
 from ttc.task import Passes, all_of
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, by_model
-from ttc.wording import number_of
 
 
 @dataclass(frozen=True)

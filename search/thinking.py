@@ -37,7 +37,7 @@ class Close(NamedTuple):
     tokens: list[int]
 
 
-Parts = Generator[Any, None, None]
+StepParts = Generator[Any, None, None]
 """What a branch does next: decodes a `Step` that ends with this part, is given what a `Close` has,
 or waits for the answers of its `search.tools.steps.ToolCalls`. The step is over at the end."""
 
@@ -77,7 +77,7 @@ class ThinkingStep:
         self.closing = closing(self.thinking, self.thoughts, self.backend)
         self.cut = self.thinking.step is not None
 
-    def parts(self) -> Parts:
+    def parts(self) -> StepParts:
         branch, tools = self.branch, self.tools
         closes, wrote = self._spent, False
         while True:
@@ -192,7 +192,7 @@ def plain_step(
     thinking: Thinking | None = None,
     thoughts: Thoughts | None = None,
     tools: Any = None,
-) -> Parts:
+) -> StepParts:
     """A step whose limits count thoughts too; a thought is closed where it goes in circles.
 
     left: the most tokens of the step. thoughts: None for none to count and close. tools: its

@@ -50,7 +50,7 @@ OPTIONAL = (
 )
 """Some of what a plain search has no use for."""
 
-MOST = 112
+MOST = 110
 
 
 def loaded(program: str) -> set[str]:

@@ -25,7 +25,7 @@ PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Probability = Annotated[float, Interval(ge=0, le=1)]
 Share = Annotated[float, Interval(gt=0, le=1)]
-Text = Annotated[str, Predicate(len)]
+NonEmptyText = Annotated[str, Predicate(len)]
 Words = Annotated[str, Predicate(str.strip)]
 """A text with more than blanks."""
 
@@ -128,7 +128,7 @@ def use_one_of(name: Any, known: Iterable[Any]) -> str:
     from difflib import get_close_matches
 
     names = [str(one) for one in known]
-    nearest = "".join(f"is it {close}? " for close in get_close_matches(str(name), names, 1))
+    nearest = "".join(f"is it {close}? " for close in get_close_matches(str(name), names, 1, 0.65))
     return f"{nearest}use one of {', '.join(names)}"
 
 

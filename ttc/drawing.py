@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Protocol, TypeVar
 
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 COLUMN = 190
 ROW = 22

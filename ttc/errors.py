@@ -66,3 +66,9 @@ class BranchRefused(RemoteError):
     def __init__(self, message: str, branch: Any):
         super().__init__(message)
         self.branch = branch
+
+
+def number_of(count: int, noun: str, plural: str | None = None) -> str:
+    """A count with its noun, as messages say it: `1 problem`. plural: where that is not the noun
+    with an s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

@@ -19,14 +19,13 @@ from ttc.backend import Purpose as Purpose
 from ttc.backend import Tokens as Tokens
 from ttc.backend import check_needs as check_needs
 from ttc.checks import check_is, check_whole
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, number_of
 from ttc.results import Problem as Problem
 from ttc.results import Result as Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.step import Step as Step
 from ttc.step import Thinking as Thinking
 from ttc.tree.branch import Branch
-from ttc.wording import number_of
 
 Aggregation = Literal["min", "product", "last", "mean"]
 

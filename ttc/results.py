@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, number_of
 from ttc.tree.branch import Branch, Substitution, ThoughtClosed
 from ttc.usage import Usage
-from ttc.wording import number_of
 
 if TYPE_CHECKING:
     from ttc.tool_calls import ToolCall

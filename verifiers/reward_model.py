@@ -14,7 +14,7 @@ from weakref import ReferenceType, ref
 from jinja2 import TemplateError
 from torch import Tensor
 
-from ttc.checks import Options, Text
+from ttc.checks import NonEmptyText, Options
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.loading.load import load, load_headed
@@ -55,7 +55,7 @@ class RewardModel(Options, ABC):
     """
 
     model: Any
-    separator: Text = "\n\n"
+    separator: NonEmptyText = "\n\n"
     device: str = "auto"
     dtype: str = "auto"
     thoughts: bool = True

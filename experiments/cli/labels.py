@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.cli.tables import as_typed
-from ttc.errors import InvalidInput
-from ttc.wording import number_of
+from ttc.errors import InvalidInput, number_of
 
 KINDS = ("_target_", "name")
 """Settings that say what their group is, as `search._target_` and `model.name`."""

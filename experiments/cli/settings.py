@@ -70,20 +70,25 @@ class FieldNames:
 class DatasetConfig:
     r"""Where problems come from and how they are asked.
 
+    name: what the data set is called in names and tables.
     hub, subset, split: a data set of the hub. path: a local file or folder instead (jsonl, json,
     csv, tsv, parquet, what datasets' save_to_disk wrote). task, params, size, seed: a task of
     reasoning-gym.
+    fields: what a row's fields are called. shuffle_seed: of the order of choices.
     limit, offset: which problems; a task makes as many as `limit` says.
     reader: how a row is read, by a name of `readers.READERS` or the dotted path of a function (row,
     id, these settings) -> Problem. extract, grader: dotted paths of functions in place of
     answer_kind, see `grading`.
+    answer_kind: how answers are read and compared: number, strict, choice, math, text or code.
+    system: a system text. chat: whether the chat template is used.
     instruction: the words around a question, by default those that go with answer_kind
     (`ttc.text.prompt.WORDS`), and with an extract of your own the question alone. raw: they are the
     whole prompt, with no chat template around them.
     chat_options: what else the chat template takes, as {enable_thinking: false}.
     keep_generated: see `ttc.text.prompt.PromptTemplate`.
-    examples: solved examples that come first. shots: how many more are taken from shots_path, a
-    file, or shots_split, a split of the hub; its first rows, or rows drawn by shots_seed.
+    examples: solved examples that come first. shots: how many more come first.
+    shots_path, shots_split: a file, or a split of the hub, that they are taken from. shots_seed:
+    draws these; without it they are the first rows.
     end: strings that finish an answer. In these, the instruction, the examples and the search's
     texts `\n` is a line break and `\t` a tab, unless they begin a LaTeX command (`\neq`).
     private: the questions are not to be published, so that no file or log has a text of them, nor

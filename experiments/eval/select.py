@@ -20,9 +20,8 @@ from experiments.runs.stats import wilson
 from experiments.runs.summary import counted
 from search.selection import Measure, Rule, Sample, all_rules
 from ttc.checks import check_known
-from ttc.errors import InvalidInput, TTCError
+from ttc.errors import InvalidInput, TTCError, number_of
 from ttc.sampling import random_key
-from ttc.wording import number_of
 
 ANY = "any right"
 """Not a rule but the bound of all rules: whether any of the n candidates is right (pass@n)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.command import perform
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:

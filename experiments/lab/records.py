@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.runs.provenance import code_hash
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 UNNOTED = "AVX512 with bfloat16"
 """The instructions of the machines whose records name none: these are older than the field."""

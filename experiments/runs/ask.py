@@ -13,7 +13,7 @@ from experiments.cli.choices import defaults
 from experiments.cli.command import perform
 from experiments.cli.output import say, show
 from experiments.cli.package_check import check
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,14 +16,13 @@ from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.shards import Shard
 from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.checks import check_limits
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, number_of
 from ttc.origin import at, origin
 from ttc.parts import handler
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
 from ttc.text.encodable import encodable
 from ttc.text.prompt import check_text
-from ttc.wording import number_of
 
 SHOWN_KINDS = 5
 """Of the errors of rows, where none can be used."""

@@ -8,11 +8,11 @@ from experiments.runs.build import make_tools, thinking_marks, tokenizer_of
 from experiments.runs.data import LoadedTask
 from experiments.runs.private import marked
 from experiments.runs.summary import kinds_of_errors, shown_kind
+from ttc.errors import number_of
 from ttc.parts import handler
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
-from ttc.wording import number_of
 
 SHOWN = 3
 

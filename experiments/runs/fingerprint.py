@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.parameters import cached_config, models_of
+from ttc.errors import number_of
 from ttc.protocols import Problem
-from ttc.wording import number_of
 
 WHOLE_BYTES = 64 * 2**20
 """Files up to this size are hashed whole."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.cli import output
 from experiments.cli.command import perform_or_help
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 
 def main() -> None:

@@ -46,10 +46,9 @@ from search import try_verifier
 from search.config import SearchConfig
 from search.solving import results_of
 from ttc.engine import Engine
-from ttc.errors import BranchRefused, ContentRefused, InvalidInput, VerifierError
+from ttc.errors import BranchRefused, ContentRefused, InvalidInput, VerifierError, number_of
 from ttc.protocols import Backend, Problem, Result, misfit
 from ttc.text.prompt import PromptTemplate
-from ttc.wording import number_of
 
 
 def run(config: DictConfig, notes: Path | None = None) -> dict[str, Any]:

@@ -29,10 +29,9 @@ from experiments.runs.reading import (
     read_settings,
 )
 from experiments.runs.shards import Shard
-from ttc.errors import InvalidInput, TTCError
+from ttc.errors import InvalidInput, TTCError, number_of
 from ttc.results import BranchRecord, Node
 from ttc.text.equality import canonical
-from ttc.wording import number_of
 
 MAY_CHANGE = (
     "run.batch",

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, number_of
 from ttc.model.loading.hub import reached
-from ttc.wording import number_of
 
 T = TypeVar("T")
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ from experiments.cli.output import say
 from experiments.cli.printable import printable
 from experiments.runs.private import without_quotes
 from experiments.runs.stats import wilson
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 WIDTH = 80
 """Columns of a line of progress."""

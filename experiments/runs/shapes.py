@@ -124,7 +124,7 @@ class SearchShape(TypedDict, total=False):
     delimiter: str | None
 
 
-class RunSettings(TypedDict, total=False):
+class RunShape(TypedDict, total=False):
     seed: int
     shard: str | None
 
@@ -138,7 +138,7 @@ class ConfigShape(TypedDict, total=False):
     verifier: dict[str, Any] | None
     memory: dict[str, Any] | None
     placement: dict[str, Any] | None
-    run: Required[RunSettings]
+    run: Required[RunShape]
 
 
 class Made(TypedDict):

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.cli.labels import labels, typed_settings
 from experiments.cli.tables import Table, labelled
 from experiments.runs.summary import shown_counts, shown_kind
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 SHOWN_REASONS = 5
 

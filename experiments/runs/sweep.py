@@ -22,8 +22,7 @@ from experiments.cli.labels import label, labels, typed_settings
 from experiments.cli.output import say
 from experiments.cli.temporary import temporary_folder, told_of_temporary
 from experiments.runs.overrides import read
-from ttc.errors import InvalidInput
-from ttc.wording import number_of
+from ttc.errors import InvalidInput, number_of
 
 NOTE = "job.json"
 """The file of a run's folder that says which job of a sweep it was."""

@@ -253,7 +253,7 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
         (
             "run",
             ["verifier=confidence_gated", "verifier.inner=slef"],
-            "verifier.inner=slef is unknown; use one of",
+            "verifier.inner=slef is unknown; is it self. use one of",
         ),
         ("run", ["verifier=confidence_gated", "verifier.tau_cnf=1"], "tau_cnf"),
         ("run", ["verifier=confidence_gated", "verifier.inner.questoin=x"], "questoin"),

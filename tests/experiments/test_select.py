@@ -182,7 +182,7 @@ def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
         (
             [record("a", candidate("7"))],
             ["--rules", "modal"],
-            "'modal' is unknown; use majority, weighted",
+            "'modal' is unknown; use one of majority, weighted",
         ),
         ([record("a", candidate("7"))], ["--draws", "-1"], "--draws=-1 must be 0"),
         (

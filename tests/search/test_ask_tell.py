@@ -220,7 +220,7 @@ BAD: list[tuple[Callable[[AskTell, Trial], object], str]] = [
     (lambda a, t: ask_tell(BestOfN(), problem=" "), "empty"),
     (lambda a, t: ask_tell(BestOfN(), problem=["q"]), "problem is of type list"),  # type: ignore[arg-type]
     (lambda a, t: ask_tell(BestOfN(), problem="q", max_wall_s=3), "no max_wall_s"),
-    (lambda a, t: ask_tell(BestOfN(), problem="q", engine=1), "ask_tell has no option engine"),  # type: ignore[call-arg]
+    (lambda a, t: ask_tell(BestOfN(), problem="q", engine=1), "engine is no option of ask_tell"),  # type: ignore[call-arg]
     (lambda a, t: ask_tell(DeepConf(), problem="q"), "DeepConf needs .*texts alone"),
     (lambda a, t: ask_tell(BestOfN(), problem="q", verifier=SelfVerifier()), "SelfVerifier needs"),
 ]

@@ -99,6 +99,7 @@ def few_rows(verifier: Any, engine: Engine) -> None:
             part.mirror(engine).engine.runtime.prefill_tokens = 4
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("start", "make"), CASES)
 def test_others_decode_between_two_passes_and_scores_stay(start: Any, make: Any) -> None:
     others_decode_between_two_passes_and_scores_stay(start, make)

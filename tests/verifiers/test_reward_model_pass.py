@@ -101,6 +101,7 @@ SHARED = [
 to 90 KB."""
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("memory", SHARED, ids=lambda memory: type(memory).__name__)
 def test_policy_and_reward_model_share_one_budget_of_bytes(memory: Any) -> None:
     verifier, engine = prm(), searching(memory=memory)
@@ -252,6 +253,7 @@ def test_an_empty_ensemble_and_unknown_words_are_refused() -> None:
         EnsembleVerifier([prm()], how="median")  # type: ignore[arg-type]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("max_tokens", [150, 200, 260])
 def test_a_budget_pays_for_the_rating_of_every_child_that_it_pays_for(max_tokens: int) -> None:
     """A child's rating costs its new tokens, which its rated parent does not show."""

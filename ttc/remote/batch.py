@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf, nan
 from queue import Empty, SimpleQueue
 
-from ttc.errors import BranchRefused, ContentRefused, InvalidInput, RemoteError
+from ttc.errors import BranchRefused, ContentRefused, InvalidInput, RemoteError, number_of
 from ttc.passes.arguments import check_step
 from ttc.protocols import Batch, Step
 from ttc.remote.replies import SPARE_TOKENS, TOP_K, Reply, check_same_text
@@ -20,7 +20,6 @@ from ttc.scheduler.stops import Stops
 from ttc.text.thinking_marks import spelt
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, StepEnd, check_live
-from ttc.wording import number_of
 
 SEEDS = 2**31
 """Seeds are below it: servers differ in how large they may be."""

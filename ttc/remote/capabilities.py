@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, number_of
 from ttc.model.generation_settings import GenerationSettings
 from ttc.protocols import Need
 from ttc.remote.replies import TOP_K
 from ttc.sampling import Sampling
 from ttc.text.chat import decoded
-from ttc.wording import number_of
 
 
 @dataclass(frozen=True)

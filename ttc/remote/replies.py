@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from math import exp, inf, isnan, nan
 from typing import Any
 
-from ttc.errors import ContentRefused, RemoteError, RequestRefused
+from ttc.errors import ContentRefused, RemoteError, RequestRefused, number_of
 from ttc.remote.client import Passing, shown
 from ttc.text.chat import decoded
-from ttc.wording import number_of
 
 TOP_K = 20
 """Likeliest tokens whose mean log-probability is kept as a statistic."""

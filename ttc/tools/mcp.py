@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ttc.checks import check_options
 from ttc.errors import InvalidInput
 from ttc.text.encodable import encodable
 from ttc.tools.base import Tool, ToolError, Tools
@@ -143,7 +144,8 @@ class McpTools(Tools):
     server: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.server, str) or not self.server.strip():
+        check_options(self)
+        if not self.server.strip():
             raise InvalidInput(
                 f"server={self.server!r} names no MCP server; give a URL, or the command that "
                 "starts one"

@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments.cli.command import perform
 from experiments.cli.output import say, show
 from experiments.cli.tables import FORMATS
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 FOLDERS = (
     "folders of runs, as outputs/NAME; a folder that holds runs; or a pattern, as 'outputs/*n=4*'"

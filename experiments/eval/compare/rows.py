@@ -22,8 +22,7 @@ from experiments.runs.records import MAY_CHANGE
 from experiments.runs.run_name import data_label
 from experiments.runs.summary import is_right
 from experiments.runs.sweep import in_order_of_sweep, typed_names
-from ttc.errors import InvalidInput
-from ttc.wording import number_of
+from ttc.errors import InvalidInput, number_of
 
 OF_A_SEED = ("run.seed", "run.name", *MAY_CHANGE)
 """Settings in which the runs of one row may differ."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.cli.command import perform
 from experiments.cli.output import show
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 TYPES = ("stepwise-supervision", "preference", "unpaired-preference", "prompt-completion")
 """TRL's names for kinds of data sets."""

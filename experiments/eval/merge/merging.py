@@ -19,8 +19,7 @@ from experiments.runs.records import MAY_CHANGE, RunFolder
 from experiments.runs.shards import Shard
 from experiments.runs.summary import summary_of
 from experiments.runs.summary_tables import table
-from ttc.errors import InvalidInput
-from ttc.wording import number_of
+from ttc.errors import InvalidInput, number_of
 
 FREE = {*MAY_CHANGE, "run.name"} - {"dataset.limit", "dataset.size"}
 """Settings in which shards may differ; not those that say which problems there are."""

@@ -12,9 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_task
 from experiments.runs.grading import AnswerReading, IsCorrect
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, number_of
 from ttc.protocols import Problem
-from ttc.wording import number_of
 
 LEAST = 4
 """The fewest problems to train on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ttc.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, Text
+from ttc.checks import NonEmptyText, NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 
 
 @dataclass
@@ -44,7 +44,7 @@ class TrainConfig:
     temperature: NonNegativeFloat = 0.8
     step_tokens: PositiveInt = 32
     max_steps: PositiveInt = 8
-    separator: Text = "\n"
+    separator: NonEmptyText = "\n"
     prompt: str | None = None
     samples: PositiveInt = 16
     lora_rank: NonNegativeInt = 0

@@ -44,12 +44,11 @@ from experiments.runs.screen import show_logged, with_progress
 from search import BestOfN, Search, solve
 from ttc.checks import check_known
 from ttc.engine import Engine
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, number_of
 from ttc.model.loading.load import load
 from ttc.protocols import Problem, Result, Verifier
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
-from ttc.wording import number_of
 from verifiers import ConfidenceVerifier, ValueHead
 from verifiers.value_head import SETTINGS
 

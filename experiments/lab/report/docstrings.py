@@ -6,8 +6,10 @@ import inspect
 import re
 from collections.abc import Iterable
 
+from experiments.cli.described import described
 from experiments.lab.report.searches import FAMILIES
 from experiments.runs.schema import RATERS, SEARCHES
+from search.budget import LIMITS, Budget
 
 WHEN = "Use it where"
 
@@ -29,6 +31,13 @@ def verifiers() -> str:
         for name, verifier in sorted(RATERS.items())
     ]
     return table(("`verifier=`", "what it rates", "cost of a rating", "use it where"), rows)
+
+
+def budgets() -> str:
+    """A row for each limit of a problem's budget."""
+    words = described(Budget)
+    rows = [(f"`{name}`", words[name]) for name in LIMITS]
+    return table(("limit", "what it means"), rows)
 
 
 def first_sentence(described: type) -> str:

@@ -171,11 +171,11 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
 """What stands in each document between the markers of each name: (file of figures, how it becomes a
 table)."""
 
-LISTS: dict[str, tuple[str, Callable[[], str]]] = {
-    "docs/searches.md": ("searches", docstrings.searches),
-    "docs/verifiers.md": ("verifiers", docstrings.verifiers),
+LISTS: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/searches.md": {"searches": docstrings.searches, "budgets": docstrings.budgets},
+    "docs/verifiers.md": {"verifiers": docstrings.verifiers},
 }
-"""The table of each document that is made from docstrings, and its name."""
+"""The tables of each document that are made from docstrings, by their names."""
 
 
 def fill(text: str, name: str, table: str) -> str:
@@ -189,8 +189,7 @@ def fill(text: str, name: str, table: str) -> str:
 def filled(document: str) -> str:
     """The document with its tables made anew; a table whose figures are missing stays as it is."""
     text = Path(document).read_text(encoding="utf-8")
-    if document in LISTS:
-        name, listed = LISTS[document]
+    for name, listed in LISTS.get(document, {}).items():
         text = fill(text, f"docstrings:{name}", listed())
     for name, (file, table) in TABLES[document].items():
         figures = RESULTS / f"{file}.json"

@@ -11,7 +11,7 @@ from experiments.cli.command import perform
 from experiments.cli.output import say, show, show_errors
 from experiments.cli.tables import FORMATS
 from experiments.eval.compare.command import FORMAT
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 EXAMPLE = """\
 A file:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.cli.command import perform
 from experiments.cli.output import show
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 LIMIT = 500
 """Problems on a page, unless --limit says otherwise: a browser shows a page of some 100 MB

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from experiments.recipes.processbench.samples import LabelledSample
 from search.rating import Rater
-from ttc.errors import InvalidInput, TTCError, VerifierError
+from ttc.errors import InvalidInput, TTCError, VerifierError, number_of
 from ttc.protocols import Backend, Verifier
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
-from ttc.wording import number_of
 from verifiers.reward_model import RewardModel
 
 STEP_END = "\n\n"

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.runs.rows import SUFFIXES, Row, rows_of_file, rows_of_hub
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, number_of
 from ttc.text.prompt import check_text
-from ttc.wording import number_of
 
 HUB = "Qwen/ProcessBench"
 PARTS = ("gsm8k", "math", "olympiadbench", "omnimath")

@@ -18,8 +18,7 @@ from experiments.runs.hydra_command import composed
 from experiments.runs.records import MAY_CHANGE
 from experiments.runs.stats import Estimate, accuracy, wilson
 from experiments.runs.summary import is_right, majority_share, pass_share
-from ttc.errors import InvalidInput
-from ttc.wording import number_of
+from ttc.errors import InvalidInput, number_of
 
 MEASURES = {
     "accuracy": "the share of right answers",

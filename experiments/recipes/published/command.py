@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from experiments.cli.command import perform
 from experiments.cli.output import show, show_errors
 from experiments.cli.tables import terminal_width
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 if TYPE_CHECKING:
     from experiments.eval.cells import Cell

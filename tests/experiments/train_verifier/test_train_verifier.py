@@ -147,7 +147,7 @@ def test_a_split_keeps_whole_problems_and_both_parts(count: int, share: float, s
         (["train.validation=1"], "a share of the problems"),
         (["train.labels=stars"], "use one of soft, hard, outcome"),
         (["train.continuations=0"], "train.labels=outcome"),
-        (["train.lora_rank=-1"], r"train\.lora_rank=-1 must be 0"),
+        (["train.lora_rank=-1"], r"train\.lora_rank=-1 must be at least 0"),
         (["train.lora_rank=4", "train.epochs=0"], r"train\.epochs=0 must be at least 1"),
         (["train.lora_rank=4", "train.learning_rate=2"], r"learning_rate=2\.0 .* at most 1"),
         (["train.rollouts=0"], r"train\.rollouts=0 must be at least 1"),

@@ -23,7 +23,7 @@ REPLAY = "ttc_replay"
 """That of a pass that is answered from the record."""
 
 Attention = Callable[..., tuple[Tensor, Any]]
-Options = dict[str, Any]
+ModuleOptions = dict[str, Any]
 Pack = Callable[[Tensor, int], Tensor]
 """From a recorded batch (batch, ..., tokens, ...), tokens at an axis, to packed rows (1, ...)."""
 
@@ -50,7 +50,7 @@ class AttentionCall:
     key: Tensor
     value: Tensor
     mask: Tensor | None
-    options: Options
+    options: ModuleOptions
     out: Tensor = field(init=False, repr=False)
 
     @property
@@ -170,7 +170,7 @@ def _mask(**arguments: Any) -> Tensor | None:
         return None
 
     def row(position: int) -> Tensor:
-        place: Options = {
+        place: ModuleOptions = {
             "batch_size": 1,
             "q_length": 1,
             "q_offset": position,

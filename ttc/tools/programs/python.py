@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ttc.checks import check_options
 from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox, run_program
 from ttc.tools.base import Tool, ToolError, Tools
 
@@ -28,6 +29,7 @@ class PythonTools(Tools):
     memory_mib: ProgramMiB = 1024
 
     def __post_init__(self) -> None:
+        check_options(self)
         check_sandbox()
         limits = Limits(self.cpu_s, self.memory_mib * MIB)
 

@@ -25,8 +25,7 @@ from experiments.cli.tables import Table, amount
 from experiments.lab.bench.gpu.machine import FAILED, LEFT_OUT, MEASURED, RIGHT, WRONG, Machine, Row
 from experiments.lab.bench.gpu.parts import REHEARSAL_TIMES, Asked, Part, parts
 from experiments.runs.provenance import provenance
-from ttc.errors import InvalidInput
-from ttc.wording import number_of
+from ttc.errors import InvalidInput, number_of
 
 TOO_LONG, KILLED = "too long", "killed"
 GOOD = (RIGHT, MEASURED, LEFT_OUT)

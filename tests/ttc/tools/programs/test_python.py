@@ -21,5 +21,5 @@ def test_programs_are_run_in_the_sandbox() -> None:
 
 
 def test_limits_are_checked() -> None:
-    with pytest.raises(InvalidInput, match="time_s=0"):
+    with pytest.raises(InvalidInput, match="cpu_s=0"):
         PythonTools(cpu_s=0)

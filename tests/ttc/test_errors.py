@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ttc.wording import number_of
+from ttc.errors import number_of
 
 
 def test_one_is_singular() -> None:

@@ -3,19 +3,20 @@ them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
-from ttc.attention.entry import Entry
-from ttc.attention.extend_plan import ExtendPlan, Piece
-from ttc.attention.stream import KVReader
 
 from ttc.attention.kernels import Layer
-from ttc.attention.plan import DecodePlan
-from ttc.memory.kv import KV, Codec, LayerShape
-from ttc.memory.manager import KVMemory
+from ttc.attention.pieces import Piece
+from ttc.attention.plan import Plan, Run
+from ttc.attention.reader import Reader, Reads, Unit
+from ttc.memory.kv import Codec, LayerKV, LayerShape
+from ttc.memory.manager import Memory
+from ttc.memory.storage import Places, Storage
 
 Segments = list[tuple[int, int, int]]
 """(tokens, first row, end row), each row's from the root on. In an `ExtendCase` branches take the
@@ -24,8 +25,23 @@ place of rows."""
 CPU = torch.device("cpu")
 
 
+@dataclass
+class GivenUnits:
+    """A policy that reads what it is told."""
+
+    memory: Memory
+    units: Sequence[Unit] = ()
+
+    def stream(self, reads: Reads) -> Reader | None:
+        return Reader(self.memory, self.units, reads) if self.units else None
+
+    def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
+        """Nothing is kept of it."""
+
+
 class DecodeCase:
-    """A decode step over random KV: entries, tails, and the new token of each row."""
+    """A decode step over random KV: pieces, what each row has written since the plan was made, and
+    the new token of each row."""
 
     def __init__(
         self,
@@ -38,60 +54,53 @@ class DecodeCase:
         device: torch.device = CPU,
     ):
         torch.manual_seed(0)
-        self.memory = KVMemory([shape], dtype, device)
-        self.entries: list[Entry] = []
+        self.memory = Memory([shape], dtype, device)
+        self.pieces: list[Piece] = []
         ends = [0] * rows
         for tokens, first, end in segments:
-            kv = self._filled(self.memory.allocate(tokens))
-            self.entries.append(
-                Entry(kv, max(ends[first:end], default=0), tokens, slice(first, end))
-            )
-            ends[first:end] = [self.entries[-1].start + tokens] * (end - first)
-        self.tails = self._filled(self.memory.allocate(filled + 3, rows))
-        self.filled, self.positions = filled, [end + filled for end in ends]
+            piece = random_piece(self.memory, max(ends[first:end], default=0), tokens)
+            self.pieces.append(Piece(piece.kv, piece.first, tokens, slice(first, end)))
+            ends[first:end] = [piece.start + tokens] * (end - first)
+        # a row goes on anywhere in its storage
+        self.places = [
+            Places(random_storage(self.memory, end - row % 3, row % 3 + filled + 3), row % 3, 1)
+            for row, end in enumerate(ends)
+        ]
+        self.filled = filled
+        self.positions = [end + filled for end in ends]
         self.q = torch.randn(shape.kv_heads, groups, rows, shape.key_dim).to(device, dtype)
         self.key = torch.randn(shape.kv_heads, rows, shape.key_dim).to(device, dtype)
         self.value = torch.randn(shape.kv_heads, rows, shape.value_dim).to(device, dtype)
 
-    @staticmethod
-    def _filled(kv: KV) -> KV:
-        for tensor in kv.on_device(0).both:
-            tensor.copy_(torch.randn(tensor.shape))
-        return kv
-
     def pack(self, codec: Codec) -> None:
-        """Keep the entries' keys and values in bytes; what is right is made of what they hold."""
-        memory = self.memory
-        self.memory = KVMemory(memory.shapes, memory.dtype, self.q.device, codec=codec)
-        for place, entry in enumerate(self.entries):
-            kv = self.memory.allocate(entry.length)
-            pairs = zip(kv.on_device(0).both, entry.kv.on_device(0).both, strict=True)
-            for target, numbers in pairs:
-                kv.write(target, numbers)
-            self.entries[place] = replace(entry, kv=kv)
+        """Keep the pieces' keys and values in bytes; what is right is made of what they hold."""
+        self.memory.codec = codec
+        for piece in self.pieces:
+            self.memory.pack(piece.kv)
 
-    def plan(self) -> DecodePlan:
-        return DecodePlan(self.entries, self.positions, self.tails, self.filled)
+    def plan(self) -> Plan:
+        positions = [position - self.filled for position in self.positions]
+        runs = [Run(slice(row, row + 1), [place]) for row, place in enumerate(self.places)]
+        plan = Plan(self.pieces, positions, runs)
+        for _ in range(self.filled):
+            plan.advance()
+        return plan
+
+    def own(self, row: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first tokens that a row has written since the plan was made."""
+        storage, first, _ = self.places[row]
+        return storage.span(on_device(storage), first, first + tokens)
 
     def expected(self, layer: Layer) -> tuple[Tensor, Tensor]:
         """Softmax attention in double precision, row by row."""
         outs, sums = [], []
         for row, position in enumerate(self.positions):
-            mine = [e for e in self.entries if e.rows.start <= row < e.rows.stop]
-            tail = [tensor[row, :, : self.filled] for tensor in self.tails.on_device(0).both]
-            new = self.key[:, row : row + 1], self.value[:, row : row + 1]
-            runs = [*([e.kv.read(x, torch.float64) for x in e.kv.on_device(0).both] for e in mine)]
-            runs += [tail, list(new)]
-            keys, values = (torch.cat([run[i].double() for run in runs], 1) for i in (0, 1))
-            scores = torch.einsum("hgd,htd->hgt", self.q[:, :, row].double(), keys) * layer.scale
-            if layer.softcap is not None:
-                scores = torch.tanh(scores / layer.softcap) * layer.softcap
-            if layer.window is not None:  # the keys are those at positions 0, 1, 2, ...
-                scores[..., : max(0, position - layer.window + 1)] = float("-inf")
-            if layer.chunk is not None:
-                scores[..., : position // layer.chunk * layer.chunk] = float("-inf")
-            outs.append(torch.einsum("hgt,htd->hgd", scores.softmax(-1), values))
-            sums.append(scores.logsumexp(-1))
+            runs = [numbers(p) for p in self.pieces if p.rows.start <= row < p.rows.stop]
+            runs.append(self.own(row, self.filled))
+            runs.append((self.key[:, row : row + 1], self.value[:, row : row + 1]))
+            out, total = softmax_attention(layer, self.q[:, :, row], runs, position)
+            outs.append(out)
+            sums.append(total)
         return torch.stack(outs, 2), torch.stack(sums, 2)
 
     def check(self, layer: Layer, bound: float, fused: bool = True) -> None:
@@ -103,14 +112,16 @@ class DecodeCase:
             assert found.shape == right.shape
             torch.testing.assert_close(found.double(), right, atol=bound, rtol=bound)
         assert (plan.fused is not None) == fused
-        keys, values = self.tails.on_device(0).both
-        assert torch.equal(keys[:, :, self.filled], self.key.transpose(0, 1))
-        assert torch.equal(values[:, :, self.filled], self.value.transpose(0, 1))
+        for row in range(len(self.positions)):
+            for own, new in zip(
+                self.own(row, self.filled + 1), (self.key, self.value), strict=True
+            ):
+                assert torch.equal(own[:, self.filled], new[:, row])
 
 
 class ExtendCase:
     """One pass over random KV. counts: the new tokens of each branch. block: the most tokens of a
-    block of new KV."""
+    block of new KV. units: how what is not on the device is read."""
 
     def __init__(
         self,
@@ -123,20 +134,19 @@ class ExtendCase:
         device: torch.device = CPU,
     ):
         torch.manual_seed(0)
-        self.memory = KVMemory([shape], dtype, device)
+        self.memory = Memory([shape], dtype, device)
+        self.units: Sequence[Unit] = ()
         self.ends = [sum(counts[:i]) for i in range(len(counts) + 1)]
-        self.entries: list[Entry] = []
+        self.pieces: list[Piece] = []
         self.paths: list[list[tuple[Tensor, ...]]] = [[] for _ in counts]
         length = [0] * len(counts)
         for tokens, first, end in segments:
-            kv = self.memory.allocate(tokens)
-            for tensor in kv.on_device(0).both:
-                tensor.copy_(torch.randn(tensor.shape))
+            piece = random_piece(self.memory, max(length[first:end]), tokens)
             rows = slice(self.ends[first], self.ends[end])
-            self.entries.append(Entry(kv, max(length[first:end]), tokens, rows))
+            self.pieces.append(Piece(piece.kv, piece.first, tokens, rows))
             for branch in range(first, end):
-                self.paths[branch].append(tuple(tensor.double() for tensor in kv.on_device(0).both))
-            length[first:end] = [self.entries[-1].start + tokens] * (end - first)
+                self.paths[branch].append(numbers(piece))
+            length[first:end] = [piece.start + tokens] * (end - first)
         self.positions = [
             p for at, count in zip(length, counts, strict=True) for p in range(at, at + count)
         ]
@@ -153,15 +163,15 @@ class ExtendCase:
         self.value = (
             torch.randn(total, shape.kv_heads, shape.value_dim).to(device, dtype).transpose(0, 1)
         )
-        self.pieces: list[Piece] = []
+        self.runs: list[Run] = []
         for a, b in pairwise(self.ends):
             sizes = [min(block, b - first) for first in range(a, b, block)]
-            self.pieces.append(
-                Piece(slice(a, b), [(self.memory.allocate(n + 2), 1, n) for n in sizes])
-            )
+            places = [Places(random_storage(self.memory, 0, n + 2), 1, n) for n in sizes]
+            self.runs.append(Run(slice(a, b), places))
 
-    def plan(self, stream: KVReader | None = None) -> ExtendPlan:
-        return ExtendPlan(self.entries, self.positions, self.pieces, self.memory, stream)
+    def plan(self) -> Plan:
+        policy = GivenUnits(self.memory, self.units)
+        return Plan(self.pieces, self.positions, self.runs, policy)
 
     def expected(self, layer: Layer) -> tuple[Tensor, Tensor]:
         """Softmax attention in double precision, row by row."""
@@ -169,41 +179,70 @@ class ExtendCase:
         for branch, path in enumerate(self.paths):
             for row in range(self.ends[branch], self.ends[branch + 1]):
                 new = slice(self.ends[branch], row + 1)
-                runs = [*path, (self.key[:, new].double(), self.value[:, new].double())]
-                keys, values = (torch.cat([run[i] for run in runs], 1) for i in (0, 1))
-                scores = (
-                    torch.einsum("hgd,htd->hgt", self.q[:, :, row].double(), keys) * layer.scale
-                )
-                if layer.softcap is not None:
-                    scores = torch.tanh(scores / layer.softcap) * layer.softcap
-                if layer.window is not None:  # the keys are those at positions 0, 1, 2, ...
-                    scores[..., : max(0, self.positions[row] - layer.window + 1)] = float("-inf")
-                if layer.chunk is not None:
-                    scores[..., : self.positions[row] // layer.chunk * layer.chunk] = float("-inf")
-                outs.append(torch.einsum("hgt,htd->hgd", scores.softmax(-1), values))
-                sums.append(scores.logsumexp(-1))
+                runs = [*path, (self.key[:, new], self.value[:, new])]
+                out, total = softmax_attention(layer, self.q[:, :, row], runs, self.positions[row])
+                outs.append(out)
+                sums.append(total)
         return torch.stack(outs, 2), torch.stack(sums, 2)
 
-    def check(
-        self, layer: Layer, bound: float, fused: bool = True, stream: KVReader | None = None
-    ) -> None:
-        plan = self.plan(stream)
-        found = plan.attend(layer, self.q, self.key, self.value)
+    def check(self, layer: Layer, bound: float, fused: bool = True) -> None:
+        with self.plan() as plan:
+            found = plan.attend(layer, self.q, self.key, self.value)
         for tensor, right in zip(found, self.expected(layer), strict=True):
             assert tensor.shape == right.shape
             torch.testing.assert_close(tensor.double(), right, atol=bound, rtol=bound)
         assert (plan.fused is not None) == fused
-        for piece in self.pieces:
-            for kv, _, _ in piece.blocks:
-                self.memory.wait_kv_on_host(kv)
-            for new, i in ((self.key, 0), (self.value, 1)):
-                stored = [
-                    _stored(kv, i)[:, first : first + count] for kv, first, count in piece.blocks
-                ]
-                assert torch.equal(torch.cat(stored, 1), new[:, piece.rows])
+        for run in self.runs:
+            stored = []
+            for storage, first, count in run.places:
+                self.memory.link.wait_and_ignore(storage.written)
+                copy = storage.device[0] or storage.host[0]
+                assert copy is not None
+                stored.append(storage.span(copy, first, first + count))
+            for kept, new in zip(zip(*stored, strict=True), (self.key, self.value), strict=True):
+                assert torch.equal(torch.cat(kept, 1), new[:, run.rows])
 
 
-def _stored(kv: KV, which: int) -> Tensor:
-    copy = kv.device[0] or kv.host[0]
+def random_storage(memory: Memory, start: int, room: int) -> Storage:
+    """A storage whose whole room is written with random numbers."""
+    storage = memory.begin(start, room)
+    storage.filled = room
+    for tensor in on_device(storage).both:
+        tensor.copy_(torch.randn(tensor.shape))
+    return storage
+
+
+def random_piece(memory: Memory, start: int, tokens: int) -> Piece:
+    """Random KV at a position, in the midst of a storage."""
+    first = min(start, 2)
+    return Piece(random_storage(memory, start - first, first + tokens + 1), first, tokens, slice(0))
+
+
+def on_device(storage: Storage) -> LayerKV:
+    copy = storage.device[0]
     assert copy is not None
-    return copy.both[which]
+    return copy
+
+
+def numbers(piece: Piece) -> tuple[Tensor, ...]:
+    """Keys and values of a piece in double precision."""
+    storage = piece.kv
+    both = storage.span(on_device(storage), piece.first, piece.first + piece.length)
+    return tuple(storage.read(part, torch.float64).double() for part in both)
+
+
+def softmax_attention(
+    layer: Layer, q: Tensor, runs: Sequence[tuple[Tensor, ...]], position: int
+) -> tuple[Tensor, Tensor]:
+    """What a row sees in double precision. q: (kv_heads, groups, dim). runs: keys and values at
+    positions 0, 1, 2, ..."""
+    keys, values = (torch.cat([run[i].double() for run in runs], 1) for i in (0, 1))
+    scores = torch.einsum("hgd,htd->hgt", q.double(), keys) * layer.scale
+    if layer.softcap is not None:
+        scores = torch.tanh(scores / layer.softcap) * layer.softcap
+    if layer.window is not None:
+        scores[..., : max(0, position - layer.window + 1)] = float("-inf")
+    if layer.chunk is not None:
+        scores[..., : position // layer.chunk * layer.chunk] = float("-inf")
+    out = torch.einsum("hgt,htd->hgd", scores.softmax(-1), values)
+    return out, scores.logsumexp(-1)

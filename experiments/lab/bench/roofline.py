@@ -96,7 +96,7 @@ def plan_of(problems: int, branches: int, tokens: int, own: int = OWN) -> Plan:
 
 def counted(plan: Plan, way: str, groups: int) -> Keys:
     """What a way to attend has to read for a plan. groups: query heads of a KV head."""
-    tails, rows = [filled + 1 for filled in plan.filled], len(plan.positions)
+    rows = len(plan.positions)
     attended = sum(position + 1 for position in plan.positions)
     if way == "nothing shared":
         return Keys(attended, attended)
@@ -104,11 +104,12 @@ def counted(plan: Plan, way: str, groups: int) -> Keys:
         common = sum(e.length for e in plan.pieces if (e.rows.start, e.rows.stop) == (0, rows))
         return Keys(common + attended - rows * common, attended, 2 * rows if common else 0)
     runs = [(row, row + 1) for row in range(rows)]
-    arrays = PlanArrays(plan.pieces, runs, plan.positions, groups, (plan.places, plan.filled))
+    own = range(rows), [plan.passes] * rows
+    arrays = PlanArrays(plan.pieces, runs, plan.positions, groups, own)
     read = 0
     for _, _, first_piece, end_piece, _, own_row in arrays.tasks.tolist():
         read += int(arrays.pieces[first_piece:end_piece, 2].sum())
-        read += tails[own_row] if own_row >= 0 else 0
+        read += plan.passes + 1 if own_row >= 0 else 0
     return Keys(read, attended, arrays.slots)
 
 

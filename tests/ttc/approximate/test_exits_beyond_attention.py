@@ -15,9 +15,6 @@ from hypothesis import given as over
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
-from ttc.attention.extend_plan import ExtendPlan, Piece
-from ttc.passes.chunks import one_chunk
-from ttc.passes.segment_writer import NewRun
 
 from experiments.standins import small_models
 from tests.helpers.breaking import Breakable
@@ -42,8 +39,10 @@ from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Sharing, UnsupportedModel
 from ttc.approximate.decode_gate import DecodeGate
 from ttc.approximate.early_exit import EarlyExit
+from ttc.attention.plan import Plan, Run
 from ttc.decoder_layers import decoder_layers
-from ttc.memory.kv import KV
+from ttc.memory.storage import Places, Storage
+from ttc.passes.new_tokens import one_pass
 from ttc.passes.shrinking import Remaining, ShrinkingPass
 
 GEMMA4 = "gemma4_text: shared KV"
@@ -168,16 +167,16 @@ def asked(case: str) -> Any:
 def test_whoever_leaves_where_changes_nothing_for_the_others(case: str, depths: list[int]) -> None:
     engine, branches, given, lens = asked(case)
     runs = [[b.tokens[-1], *more] for b, more in zip(branches, given, strict=True)]
-    new = [NewRun(b.leaf, run, b.usage) for b, run in zip(branches, runs, strict=True)]
-    with torch.inference_mode(), one_chunk(engine.runtime, new) as (chunk, _):
+    openings = [engine.runtime.opening(branch) for branch in branches]
+    with torch.inference_mode(), one_pass(engine.runtime, branches, runs, openings) as (rows, _):
         made = ShrinkingPass(
             engine.lens,
-            chunk.plan,
-            lambda depth, live, _: {i for i in live if depths[chunk.runs[i]] == depth},
+            rows.plan,
+            lambda depth, live, _: {i for i in live if depths[rows.order[i]] == depth},
             1,
         )
-        made.run(engine.runner, chunk.tokens)
-    for place, run in enumerate(chunk.runs):
+        made.run(engine.runner, rows.tokens)
+    for place, run in enumerate(rows.order):
         depth, logits = made.results[place]
         assert depth == depths[run]
         assert logits.log_softmax(-1).tolist() == pytest.approx(
@@ -280,8 +279,8 @@ def test_models_without_a_lens_are_refused_by_name(case: str, reason: str) -> No
 
 
 def test_a_module_that_serves_several_layers_goes_on_with_its_next_one() -> None:
-    kv = KV(2, 2)
-    plan = ExtendPlan([], [0, 0], [Piece(slice(n, n + 1), [(kv, n, 1)]) for n in range(2)])
+    storage = Storage(2, 0, 2)
+    plan = Plan([], [0, 0], [Run(slice(n, n + 1), [Places(storage, n, 1)]) for n in range(2)])
     assert plan.turn((3, 7)) == 3
     assert Remaining(plan, [1], depth=4).turn((3, 7)) == 7
 

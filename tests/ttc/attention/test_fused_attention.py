@@ -66,7 +66,7 @@ def test_any_tree_is_attended_as_by_softmax(
     case.check(Layer(0, 0.5, cap, *sight), 1e-5)
 
 
-def test_a_plan_is_lowered_once_and_goes_on_as_its_tails_grow() -> None:
+def test_a_plan_is_lowered_once_and_goes_on_as_its_rows_write() -> None:
     case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 0, torch.float32)
     plan, layer = case.plan(), Layer(0, 0.3, window=90)
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_a_plan_is_lowered_once_and_goes_on_as_its_tails_grow() -> None:
             torch.testing.assert_close(found.double(), right, atol=1e-5, rtol=1e-5)
         first = plan.fused
         plan.advance()
-        case.filled, case.positions = plan.filled[0], plan.positions
+        case.filled, case.positions = plan.passes, plan.positions
         case.q, case.key, case.value = (
             case.q.roll(1, -1),
             case.key.roll(1, -1),
@@ -113,11 +113,11 @@ def test_results_are_the_same_bits_for_any_number_of_threads(
 
 def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
     case = DecodeCase(LayerShape(1, 16, 16), 1, [(20, 0, 2)], 2, 0, torch.float32)
-    entry = case.entries[0]
+    own = (part[None] for part in case.own(0, 1))
     kernel = fused_cpu.kernel(torch.float32)
     assert kernel is not None
-    alone = CompiledAttention(PlanArrays([entry], [], [100, 22], 1), torch.float32, kernel)
-    out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None)
+    alone = CompiledAttention(PlanArrays(case.pieces, [], [100, 22], 1), torch.float32, kernel)
+    out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *own, None)
     assert out[:, :, 0].abs().max() == 0 and lse[0, 0, 0] == float("-inf")
     assert out[:, :, 1].abs().min() > 0 and lse[0, 0, 1] > -100
 

@@ -7,8 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ttc.attention.entry import Reads
-from ttc.attention.stream import FetchUnit, KVReader
 
 from experiments.standins.attention_cases import ExtendCase
 from tests.helpers.attention import COUNTS, LAYERS, SHAPES, SIGHTS, TREE
@@ -17,6 +15,7 @@ from ttc.attention import fused_cpu
 from ttc.attention.fused import SWITCH
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
+from ttc.attention.reader import Unit
 from ttc.memory.kv import LayerShape
 from ttc.passes.shrinking import Remaining
 
@@ -84,30 +83,28 @@ def test_any_pass_is_attended_as_by_softmax(
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_entries_that_stream_in_are_merged_with_what_the_kernel_finds(layer: Layer) -> None:
+def test_pieces_that_stream_in_are_merged_with_what_the_kernel_finds(layer: Layer) -> None:
     case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
-    for entry in case.entries[1:4]:
-        case.memory.evict(entry.kv, "test")
-    units = [FetchUnit(0, slice(0, 1), (1, 2, 3)), FetchUnit(0, slice(1, 2), (1, 2, 3))]
-    stream = KVReader(case.memory, units, Reads(case.entries, case.positions))
-    case.check(layer, 1e-5, stream=stream)
-    stream.close()
+    for piece in case.pieces[1:4]:
+        case.memory.evict(piece.kv, "test")
+    case.units = [Unit(0, slice(0, 1), (1, 2, 3)), Unit(0, slice(1, 2), (1, 2, 3))]
+    case.check(layer, 1e-5)
 
 
 def test_new_kv_that_lives_on_the_host_alone_is_stored_there() -> None:
     case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
-    written = [kv for piece in case.pieces for kv, _, _ in piece.blocks]
-    for kv in written:
-        case.memory.evict(kv, "test")
+    written = [place.storage for run in case.runs for place in run.places]
+    for storage in written:
+        case.memory.evict(storage, "test")
     case.check(LAYERS[0], 1e-5)
-    assert not any(kv.device[0] for kv in written)
+    assert not any(storage.device[0] for storage in written)
 
 
-def test_an_entry_that_is_nowhere_is_refused_unless_the_window_hides_it() -> None:
+def test_a_piece_that_is_nowhere_is_refused_unless_the_window_hides_it() -> None:
     case = ExtendCase(LayerShape(2, 16, 16), 2, [(50, 0, 2), (30, 0, 2)], [4, 5], torch.float32)
-    case.memory.evict(case.entries[0].kv, "test")
+    case.memory.evict(case.pieces[0].kv, "test")
     case.check(Layer(0, 0.3, window=31), 1e-5)
-    with pytest.raises(RuntimeError, match="entry 0 of layer 0"):
+    with pytest.raises(RuntimeError, match="piece 0 of layer 0"):
         case.plan().attend(Layer(0, 0.3, window=32), case.q, case.key, case.value)
 
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from experiments.standins.pretended import pretended_devices
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.plan import DecodePlan
+from ttc.attention.plan import Plan, Run
 from ttc.attention.plan_arrays import PlanArrays
-from ttc.memory.kv import KV
+from ttc.memory.storage import Places, Storage
 
 
 class Kernel:
-    """Notes which layers it is given, and how often its tails grow."""
+    """Notes which layers it is given, and how many passes it is told of."""
 
     def __init__(self, device: torch.device):
         self.device, self.layers, self.advanced = device, list[int](), 0
@@ -28,7 +28,7 @@ class Kernel:
         self.advanced += 1
 
 
-class Noted(DecodePlan):
+class Noted(Plan):
     kernels: list[Kernel]
 
     def kernel_for(self, q: Tensor) -> Any:
@@ -44,7 +44,7 @@ class Noted(DecodePlan):
 
 
 def test_each_device_has_a_kernel_of_its_own_which_stays_from_pass_to_pass() -> None:
-    plan = Noted([], [3], KV(3, 4, rows=1), 0)
+    plan = Noted([], [3], [Run(slice(0, 1), [Places(Storage(3, 3, 4), 0, 1)])])
     plan.kernels = []
     assert plan.fused is None
     first, second = pretended_devices()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import ttc.passes.segment_writer
 from hypothesis import settings
 from transformers.models.mamba2 import modeling_mamba2
 
+import ttc.recurrent.pass_states
 import ttc.tree.tree
 from experiments.standins import small_models
 from tests.helpers.engines import GREEDY, fail_at
@@ -252,7 +252,7 @@ def test_prompts_of_one_call_share_up_to_the_token_where_they_part(case: str) ->
 
 
 def test_a_later_prompt_shares_up_to_a_state_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ttc.passes.segment_writer, ttc.tree.tree):
+    for module in (ttc.recurrent.pass_states, ttc.tree.tree):
         monkeypatch.setattr(module, "SNAPSHOT_TOKENS", 16)
     engine, head = engine_of("qwen3_5_text", prefill_tokens=11), prompt(1, 40)
     first = engine.root([*head, *prompt(2, 9)])

@@ -14,9 +14,8 @@ from ttc.residency.resident import Resident
 def test_a_failed_extend_leaves_the_branches_as_they_were(
     call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine()
+    engine = make_engine(prefill_tokens=16)
     branches = forked(engine, 2)
-    # the second waits a round for what it shares
     added = [[*range(10, 30), 7], [*range(10, 30), 8, 9]]
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "forward", fail_at(engine, call))

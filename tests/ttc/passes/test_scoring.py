@@ -87,7 +87,7 @@ def test_the_last_token_that_is_scored_needs_no_place_in_the_context() -> None:
 
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_failed_score_leaves_no_trace(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine()
+    engine = make_engine(prefill_tokens=2)
     branch = engine.root([1, 2, 3])
     before, wanted = engine.kv_bytes(), [[[4, 5, 6], [4, 7, 8]]]
     expected = engine.score([branch], wanted).result()

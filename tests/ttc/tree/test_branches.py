@@ -53,7 +53,7 @@ def test_hints_that_branches_share_are_computed_once() -> None:
     assert children[0].usage.prompt_tokens == 2 + 21
 
 
-def test_a_pruned_tree_becomes_one_run() -> None:
+def test_of_a_pruned_tree_the_path_that_is_left_is_kept() -> None:
     engine = make_engine()
     branch = engine.root([1, 2, 3, 4])
     for _ in range(5):
@@ -61,7 +61,9 @@ def test_a_pruned_tree_becomes_one_run() -> None:
         engine.release([branch, *pruned])
         engine.generate([kept], 4, sampling=GREEDY)
         branch = kept
-    assert len(engine.tree.segments()) <= 2
+    storages = [segment.storage for segment in engine.tree.segments()]
+    assert sum(storage.filled for storage in storages) == len(branch.tokens) - 1
+    assert set(engine.memory.live) == set(storages)
     whole = make_engine()
     expected = whole.root([1, 2, 3, 4])
     whole.generate([expected], 20, sampling=GREEDY)

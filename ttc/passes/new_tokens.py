@@ -216,10 +216,12 @@ def _chunk(
             holder = target.held(tree)
             before = holder.leaf.end
             begun.append((holder, before))
+            known = tree.last_state(holder.leaf)
             if target.shared:
-                tree.move(holder, tree.find(holder.leaf, target.tokens[before:], target.opening))
-            start = holder.leaf.end
-            target.branch.usage.shared_tokens += start - before
+                known = tree.find(holder.leaf, target.tokens[before:], target.opening)
+            tree.move(holder, known)
+            start = known.end
+            target.branch.usage.shared_tokens += max(0, start - before)
             missing = target.tokens[start:]
             part = missing[:left]
             if part and states is not None:

@@ -133,7 +133,7 @@ def test_a_failed_fetch_is_not_forgotten_when_the_next_one_works(link_gbps: floa
     for layer in (0, 1):
         memory.fetch(kv, "test", [layer])
     with pytest.raises(OSError, match="the link is down"):
-        memory.wait_kv(kv)
+        memory.wait([kv])
     engine.release([branch])
     assert engine.kv_bytes() == 0
 

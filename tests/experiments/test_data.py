@@ -16,7 +16,7 @@ from experiments.runs.readers import READERS
 from tests.helpers.configurations import configuration
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 GSM8K = [
     {

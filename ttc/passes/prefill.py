@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ttc.backend import Purpose
 from ttc.passes.chunks import Chunk, Cutter
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun
-from ttc.protocols import Purpose
 from ttc.task import Passes
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment, common_prefix, worth_sharing

@@ -10,18 +10,19 @@ from torch import Tensor
 
 from ttc.attention.entry import Reads, depth_first
 from ttc.attention.plan import DecodePlan
+from ttc.backend import Batch
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV
 from ttc.parts import find
 from ttc.passes.arguments import check_step
 from ttc.passes.runtime import Runtime
-from ttc.protocols import Batch, Step
 from ttc.sampling import SAMPLED, Sampling
 from ttc.scheduler.admission import Admission
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
 from ttc.scheduler.running_tails import RunningTails
 from ttc.scheduler.stops import Gate, Stops
+from ttc.step import Step
 from ttc.task import check_interrupt
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import Usage, distinct
@@ -93,7 +94,7 @@ class RunningBatch(Batch):
         sampling: Sampling = SAMPLED,
         limits: Sequence[int] | None = None,
     ) -> None:
-        """Let branches decode one step from the next token on (see `ttc.protocols.Batch`).
+        """Let branches decode one step from the next token on (see `ttc.backend.Batch`).
 
         A gate compares the branches of one problem and call. Raises InvalidInput, and changes
         nothing then.

@@ -30,7 +30,6 @@ from search import BeamSearch, BestOfN, Search
 from search.solving import solve_each
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
-from ttc.protocols import Problem
 from ttc.remote.backend import RemoteBackend
 from ttc.remote.batch import RemoteBatch
 from ttc.remote.capabilities import Capabilities
@@ -38,6 +37,7 @@ from ttc.remote.client import Client
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.replies import Expected, Reply
 from ttc.remote.server import Server
+from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.tree.branch import MOST_ROWS
 

@@ -33,9 +33,9 @@ from ttc import (
     Paged,
     Sampling,
 )
-from ttc.protocols import Step
 from ttc.residency.resident import Resident
 from ttc.scheduler import running_tails
+from ttc.step import Step
 
 TOKEN = KIB / 4
 """GiB of a token of the small models."""

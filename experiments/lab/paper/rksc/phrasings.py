@@ -19,7 +19,7 @@ from ttc.approximate.similar_prompts import compared, layer_weights, similarity
 from ttc.engine import Engine
 from ttc.passes.chunks import one_chunk
 from ttc.passes.segment_writer import NewRun
-from ttc.protocols import Problem
+from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
 from ttc.tree.branch import Branch

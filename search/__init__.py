@@ -40,9 +40,9 @@ if TYPE_CHECKING:
         Handoff as Handoff,
         Rate as Rate,
         Release as Release,
-        Step as Step,
         Vary as Vary,
     )
     from ttc.results import Problem as Problem, Progress as Progress, Result as Result
+    from ttc.step import Step as Step
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

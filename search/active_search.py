@@ -14,9 +14,10 @@ from search.recorded_tree import RecordedTree, pruned
 from search.selection import answer_of, best_first, by_path, with_answer
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator
-from ttc.protocols import Append, Expand, Handoff, Rate, Step, Thinking
+from ttc.protocols import Append, Expand, Handoff, Rate
 from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
+from ttc.step import Step, Thinking
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from ttc.protocols import Backend, Batch
+from ttc.backend import Backend, Batch
 from ttc.tree.branch import Branch
 from ttc.tree.room import TOGETHER_TOKENS
 from ttc.tree.tree import SNAPSHOT_TOKENS

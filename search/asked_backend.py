@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any, Literal
 
+from ttc.backend import Backend, Batch, Need, Tokens
 from ttc.errors import Unsupported
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, Batch, Need, Step, Tokens
 from ttc.sampling import SAMPLED, Sampling
-from ttc.step import check_strings
+from ttc.step import Step, check_strings
 from ttc.task import Passes, Task
 from ttc.text.word_tokenizer import WordTokenizer
 from ttc.tree.branch import Branch, StepEnd, check_live

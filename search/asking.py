@@ -23,8 +23,7 @@ from search.driver import Driver
 from search.options import SolveKeywords, SolveOptions, as_problem, as_strings, check_keywords
 from ttc.checks import check_is, check_kind, check_whole
 from ttc.errors import InvalidInput, number_of
-from ttc.protocols import Problem
-from ttc.results import Result
+from ttc.results import Problem, Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.task import one_at_a_time
 from ttc.text.roles import Message

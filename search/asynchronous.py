@@ -12,8 +12,8 @@ from typing import Any, TypeVar, Unpack, overload
 from search.base import Search
 from search.options import CallKeywords, Cancel, SolveKeywords, check_cancel
 from search.solving import solve, stream
-from ttc.protocols import Backend, Problem
-from ttc.results import Progress, Result
+from ttc.backend import Backend
+from ttc.results import Problem, Progress, Result
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from search.selection import C, Voting, Winner, answer_of, best_first, whole
+from ttc.backend import Need
 from ttc.checks import (
     NonEmptyText,
     NonNegativeFloat,
@@ -25,20 +26,9 @@ from ttc.checks import (
     check_whole,
 )
 from ttc.errors import InvalidInput
-from ttc.protocols import (
-    Aggregation,
-    Append,
-    Expand,
-    Extract,
-    Handoff,
-    Need,
-    Rate,
-    Release,
-    Step,
-    Thinking,
-    Vary,
-)
+from ttc.protocols import Aggregation, Append, Expand, Extract, Handoff, Rate, Release, Vary
 from ttc.sampling import MinP, Sampling
+from ttc.step import Step, Thinking
 from ttc.text.equality import AnswerReader
 from ttc.text.thoughts import Mode, Thoughts
 from ttc.tree.branch import Branch, check_branches
@@ -261,5 +251,5 @@ def _check_expand(request: Expand) -> None:
     check_flag("Step.statistics", step.statistics)
     fits = step.delimiter is None or isinstance(step.delimiter, str | tuple | list)
     check_kind("Step.delimiter", step.delimiter, fits, "a string, several, or None")
-    check_is("Step.thinking", step.thinking, Thinking | None, "a ttc.protocols.Thinking(tokens)")
+    check_is("Step.thinking", step.thinking, Thinking | None, "a ttc.step.Thinking(tokens)")
     check_is("Expand.sampling", sampling, Sampling, "a ttc.Sampling(...)")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from search.active_search import ActiveSearch, Chat, steps_of
 from search.config import SearchConfig
 from search.under_way import PassEvents, UnderWay
+from ttc.backend import Backend
 from ttc.errors import InvalidInput
 from ttc.origin import error_text
-from ttc.protocols import Backend
 from ttc.results import Problem, Progress, Result, Stopped
 from ttc.task import Task
 from ttc.tree.branch import Branch

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, expand
-from ttc.protocols import Aggregation, Need, Rate
+from ttc.backend import Need
+from ttc.protocols import Aggregation, Rate
 from ttc.tree.branch import Branch
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from search.base import Case, Request, Search, SearchSteps
 from ttc.checks import NonNegativeInt, PositiveInt, Words
 from ttc.errors import BudgetExceeded, ContextExceeded
-from ttc.protocols import Append, Expand, Release, Step
+from ttc.protocols import Append, Expand, Release
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 

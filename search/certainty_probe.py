@@ -12,7 +12,8 @@ from search.base import Case, Search, SearchSteps
 from search.selection import C, Winner
 from ttc.checks import NonEmptyText, PositiveInt
 from ttc.errors import BudgetExceeded, ContextExceeded
-from ttc.protocols import Append, Expand, Extract, Release, Step
+from ttc.protocols import Append, Expand, Extract, Release
+from ttc.step import Step
 from ttc.text.boxes import boxed
 from ttc.text.equality import ballots_by
 from ttc.tree.branch import Branch

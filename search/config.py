@@ -11,16 +11,14 @@ from search.base import Case, Search
 from search.budget import Budget
 from search.options import SolveOptions, check_parts
 from search.rating import Rater
+from ttc.backend import Backend
 from ttc.checks import check_is
 from ttc.errors import InvalidInput
 from ttc.origin import at, origin
-from ttc.protocols import (
-    Backend,
-    Extract,
-    Problem,
-    Thinking,
-)
+from ttc.protocols import Extract
+from ttc.results import Problem
 from ttc.sampling import random_key
+from ttc.step import Thinking
 from ttc.text.equality import AnswerReader
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts

@@ -23,9 +23,10 @@ from search.selection import (
     samples_of,
     trace_confidence,
 )
+from ttc.backend import Need
 from ttc.checks import PositiveInt, Share
 from ttc.errors import BudgetExceeded, InvalidInput
-from ttc.protocols import Extract, Need, Release
+from ttc.protocols import Extract, Release
 from ttc.results import comparable
 from ttc.tree.branch import Branch
 

@@ -21,11 +21,14 @@ from search.beginnings import Beginnings
 from search.config import SearchConfig
 from search.expansions import Expansions
 from search.under_way import Events, PassEvents, UnderWay, Work, in_order
+from ttc.backend import Backend
 from ttc.errors import TTCError, VerifierError
 from ttc.origin import error_text
 from ttc.parts import load
-from ttc.protocols import Append, Backend, Expand, Handoff, Problem, Rate, Release, Step, Vary
+from ttc.protocols import Append, Expand, Handoff, Rate, Release, Vary
+from ttc.results import Problem
 from ttc.sampling import Sampling
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 HANDLERS: dict[type[Request], str] = {

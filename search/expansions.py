@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
 from search.under_way import BeginDecoding, Events, PassEvents, UnderWay
+from ttc.backend import Backend
 from ttc.errors import BranchRefused, RemoteError, VerifierError
-from ttc.protocols import Backend, Expand
+from ttc.protocols import Expand
 from ttc.results import Progress
 from ttc.tree.branch import Branch
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from search.base import Request, SearchSteps, drop_gated, expand
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.protocols import Aggregation, Expand, Rate, Release
 from ttc.sampling import GREEDY, Sampling
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 

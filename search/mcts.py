@@ -12,9 +12,10 @@ from search.base import Case, Request, SearchSteps, StepwiseSearch, expand
 from search.growing import drop_repeated
 from search.selection import C, Voting, Winner, best_first, by_path, complete, vote
 from ttc.approximate.branch_confidence import mean_of_own
+from ttc.backend import Need
 from ttc.checks import NonNegativeFloat, PositiveInt
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release
+from ttc.protocols import Aggregation, Expand, Extract, Rate, Release
 from ttc.results import comparable
 from ttc.tree.branch import Branch
 

@@ -11,10 +11,11 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 from search.base import Search
 from search.budget import UNLIMITED, Budget
+from ttc.backend import Backend, check_needs
 from ttc.checks import Options, check_is, check_kind, check_known, check_whole
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Extract, Problem, Verifier, check_needs, score_range
-from ttc.results import Progress, Result
+from ttc.protocols import Extract, Verifier, score_range
+from ttc.results import Problem, Progress, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Setting

@@ -11,9 +11,11 @@ from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
 from search.thinking import Close, ThinkingStep, plain_step
 from search.under_way import BeginDecoding, Events, PassEvents, UnderWay
+from ttc.backend import Backend
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.parts import handler
-from ttc.protocols import Backend, Expand, Step
+from ttc.protocols import Expand
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.growing import by_parent
 from search.mur import signal
+from ttc.backend import Need
 from ttc.checks import PositiveInt
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Expand, Need, Release
+from ttc.protocols import Expand, Release
 from ttc.tree.branch import Branch
 
 ROUNDS = 20

@@ -8,8 +8,9 @@ from typing import Any
 
 from search.active_search import ActiveSearch, Chat
 from search.under_way import PassEvents
+from ttc.backend import Backend
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Handoff, Vary
+from ttc.protocols import Handoff, Vary
 from ttc.results import Progress
 from ttc.text.chat import following
 from ttc.tree.branch import Branch

@@ -10,8 +10,9 @@ from typing import Any
 from search.active_search import ActiveSearch
 from search.rating import aggregate
 from search.under_way import PassEvents
+from ttc.backend import Backend
 from ttc.errors import VerifierError
-from ttc.protocols import Aggregation, Backend, Rate
+from ttc.protocols import Aggregation, Rate
 from ttc.task import Interrupted, Passes, interruptible
 from ttc.usage import Usage
 

@@ -8,19 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
+from ttc.backend import Backend, check_needs
 from ttc.errors import UnusableScores, VerifierError, number_of
 from ttc.origin import error_text
 from ttc.passes.ratings import passes_of_rating
-from ttc.protocols import (
-    Aggregation,
-    Backend,
-    Forgets,
-    Priced,
-    Problem,
-    Verifier,
-    check_needs,
-    children_price,
-)
+from ttc.protocols import Aggregation, Forgets, Priced, Verifier, children_price
+from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.task import Passes, all_of
 from ttc.text.prompt import PromptTemplate

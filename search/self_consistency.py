@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from search.base import Case, Search, SearchSteps, expand
 from search.selection import C, Voting, Winner, vote
 from search.tool_votes import ToolVote, vote_on_calls
-from ttc.protocols import Aggregation, Extract, Need, Rate
+from ttc.backend import Need
+from ttc.protocols import Aggregation, Extract, Rate
 from ttc.tree.branch import Branch
 
 

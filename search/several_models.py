@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ttc.backend import Backend, Batch, Need, Purpose, Tokens
 from ttc.checks import check_is, check_kind
 from ttc.errors import InvalidInput
-from ttc.protocols import (
-    Backend,
-    Batch,
-    Need,
-    Purpose,
-    Step,
-    Tokens,
-)
 from ttc.sampling import SAMPLED, Sampling
+from ttc.step import Step
 from ttc.task import Passes, Task
 from ttc.tree.branch import Branch, by_model
 
@@ -185,7 +179,7 @@ class SeveralModels(Backend):
 
 
 class SideBySide(Batch):
-    """Batches of several models, by name, that go on in turn (see `ttc.protocols.Batch`)."""
+    """Batches of several models, by name, that go on in turn (see `ttc.backend.Batch`)."""
 
     def __init__(self, batches: Mapping[str, Batch]):
         self.batches = batches

@@ -22,9 +22,10 @@ from search.options import (
     check_keywords,
 )
 from search.under_way import Events
+from ttc.backend import Backend
 from ttc.checks import check_flag, check_kind
-from ttc.protocols import Backend, Problem, misfit
-from ttc.results import Progress, Result
+from ttc.protocols import misfit
+from ttc.results import Problem, Progress, Result
 
 Engines = Backend | Mapping[str, Backend]
 """A backend, or several side by side, each by the name of its model."""

@@ -7,7 +7,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from ttc.protocols import Backend, Step, Thinking
+from ttc.backend import Backend
+from ttc.step import Step, Thinking
 from ttc.text.chat import decoded
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, ThoughtClosed

@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from search.active_search import ActiveSearch
-from ttc.protocols import Step
 from ttc.results import Progress
 from ttc.sampling import Sampling
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 Events = Generator[tuple[int, Progress], None, None]

@@ -213,10 +213,12 @@ class Backend:
         *,
         purpose: Purpose = "prompt",
     ) -> Task[None]:
-        """Append given tokens to each branch; `purpose` says what they count as."""
+        """Append given tokens to each branch; those of a verifier count as such."""
         check_live(branches)
         for branch, tokens in zip(branches, tokens_per_branch, strict=True):
             branch.give(tokens)
+            if purpose == "verifier":
+                branch.usage.verifier_tokens += len(tokens)
         return Task.made(None, branches)
 
     def release(self, branches: Iterable[Branch]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ttc.attention.hf_hook import lent
+from ttc.backend import Backend, Purpose, Tokens
 from ttc.checks import check_flag, check_is
 from ttc.memory.manager import Memory
 from ttc.model.generation_settings import GenerationSettings
@@ -28,7 +29,6 @@ from ttc.passes.arguments import (
 )
 from ttc.passes.prefill import Outputs, prefill
 from ttc.passes.runtime import Runtime, check_parts
-from ttc.protocols import Backend, Purpose, Tokens
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
@@ -289,22 +289,35 @@ class Engine(Backend):
         self, branches: Sequence[Branch], prompts: Sequence[Tokens], outputs: Outputs | None = None
     ) -> Task[list[Branch]]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that
-        asks elsewhere than on their KV; the caller releases all of them. Counted as verifier
-        tokens. outputs: see `Outputs`."""
+        asks elsewhere than on their KV; the caller releases all of them. What a branch has not
+        already counts as verifier tokens. outputs: see `Outputs`; who asks for them counts what is
+        read."""
         checked = checked_side_prompts(self.limits, branches, prompts, grow=outputs is None)
         new = [
             self._new(prompt, branch.key, branch.usage, branch.root_id)
             for branch, prompt in zip(branches, checked, strict=True)
         ]
-        return self._begin_prefill(new, "verifier", outputs)
+        texts = [
+            (prompt[:-1], branch.tokens) for branch, prompt in zip(branches, checked, strict=True)
+        ]
+        meters = by_meter(branch.usage for branch in branches) if outputs is None else []
+        read = [
+            (usage, tokens_to_read([texts[place] for place in places])) for usage, places in meters
+        ]
+        return self._begin_prefill(new, "verifier", outputs, read)
 
     def _new(self, prompt: list[int], key: int, usage: Usage, root_id: int | None = None) -> Branch:
         trunk = self.tree.hold(self.tree.trunk)
         return Branch(prompt, trunk, key, usage, self.decode, root_id)
 
     def _begin_prefill(
-        self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None
+        self,
+        branches: list[Branch],
+        purpose: Purpose,
+        outputs: Outputs | None = None,
+        read: Sequence[tuple[Usage, int]] = (),
     ) -> Task[list[Branch]]:
+        """read: see `read_by_verifier`."""
         self.live.update(branches)
         shared = self.sharing.rule != "none" or purpose == "verifier"
         outputs = outputs or Outputs.at([()] * len(branches))
@@ -314,11 +327,6 @@ class Engine(Backend):
                 new = branches[part]
                 asked = outputs.of(range(len(branches))[part])
                 yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, asked)
-
-        read = [
-            (usage, tokens_to_read((branches[place].tokens[:-1], ()) for place in places))
-            for usage, places in by_meter(b.usage for b in branches if purpose == "verifier")
-        ]
 
         def in_parts() -> Passes[list[Branch]]:
             try:

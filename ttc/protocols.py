@@ -12,19 +12,11 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, Protocol, runtime_checkable
 
-from ttc.backend import Backend as Backend
-from ttc.backend import Batch as Batch
-from ttc.backend import Need as Need
-from ttc.backend import Purpose as Purpose
-from ttc.backend import Tokens as Tokens
-from ttc.backend import check_needs as check_needs
+from ttc.backend import Backend
 from ttc.checks import check_is, check_whole
 from ttc.errors import InvalidInput, number_of
-from ttc.results import Problem as Problem
-from ttc.results import Result as Result
 from ttc.sampling import SAMPLED, Sampling
-from ttc.step import Step as Step
-from ttc.step import Thinking as Thinking
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 Aggregation = Literal["min", "product", "last", "mean"]

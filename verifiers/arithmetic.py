@@ -10,8 +10,8 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import ClassVar
 
+from ttc.backend import Backend
 from ttc.checks import Options, Probability
-from ttc.protocols import Backend
 from ttc.text.answers import extract_answer
 from ttc.text.numbers import as_number
 from ttc.tree.branch import Branch

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
+from ttc.backend import Backend, Need
 from ttc.calibration.gate_calibration import GateCalibration, Threshold
 from ttc.checks import Options, check_kind
 from ttc.errors import InvalidInput, VerifierError, number_of
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
-from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, children_price, score_range
+from ttc.protocols import Forgets, Priced, Verifier, children_price, score_range
 from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 

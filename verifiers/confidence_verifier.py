@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ttc.approximate.branch_confidence import mean_of_own
+from ttc.backend import Backend, Need
 from ttc.checks import Options
-from ttc.protocols import Backend, Need
 from ttc.tree.branch import Branch
 
 WORST = {"top1": 0.0, "logprob": math.log(sys.float_info.min)}

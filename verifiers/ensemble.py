@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval
 
+from ttc.backend import Backend, Need
 from ttc.checks import Options, check_kind, check_one_each
 from ttc.errors import InvalidInput, VerifierError
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
-from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, children_price, score_range
+from ttc.protocols import Forgets, Priced, Verifier, children_price, score_range
 from ttc.task import Passes
 from ttc.tree.branch import Branch
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Interval
 from torch import Tensor
 
+from ttc.backend import Backend
 from ttc.checks import Words
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.protocols import Backend
 from ttc.text.chat import has_template
 from ttc.text.thinking_switch import without_thought
 from ttc.tree.branch import Branch

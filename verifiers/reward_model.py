@@ -14,6 +14,7 @@ from weakref import ReferenceType, ref
 from jinja2 import TemplateError
 from torch import Tensor
 
+from ttc.backend import Backend
 from ttc.checks import NonEmptyText, Options
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
@@ -21,7 +22,6 @@ from ttc.model.loading.load import load, load_headed
 from ttc.model.loading.reward_heads import HeadedModel
 from ttc.model.packed_linear import pack_linears
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend
 from ttc.task import Passes
 from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from ttc.passes.prefill import Outputs
 from ttc.task import Passes, all_of
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix, tokens_to_read
-from ttc.usage import Usage, by_meter, read_by_verifier
+from ttc.usage import by_meter, read_by_verifier
 
 PENDING = 0
 """A token that is never run: an engine's branch has no KV of its last token."""
@@ -106,9 +107,8 @@ class TreeMirror:
         Raises InvalidInput for a text beyond the model's context and OutOfMemory where the budget
         has no room, both before the model runs.
         """
-        self.follow_model()
         try:
-            with read_by_verifier(self._read_tokens(branches, layouts)):
+            with self.reading(branches, layouts):
                 reads = yield from self.follow(branches, layouts)
                 yield from self._read_suffixes(branches, layouts, reads)
         finally:
@@ -214,10 +214,11 @@ class TreeMirror:
             above = above.parent
         return None if above is None else self.mirrors[above]
 
-    def _read_tokens(
+    def reading(
         self, branches: Sequence[Branch], layouts: Sequence[Layout]
-    ) -> list[tuple[Usage, int]]:
-        """What a rating reads on each meter."""
+    ) -> AbstractContextManager[None]:
+        """Around the passes that read these texts: each meter counts what is new in them."""
+        self.follow_model()
         read = []
         for usage, places in by_meter(branch.usage for branch in branches):
             texts = [
@@ -225,7 +226,7 @@ class TreeMirror:
                 for place in places
             ]
             read.append((usage, tokens_to_read(texts)))
-        return read
+        return read_by_verifier(read)
 
     def _known(self, branch: Branch, layout: Layout) -> list[int]:
         """The text that was read before it."""

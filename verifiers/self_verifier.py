@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
+from ttc.backend import Backend, Need
 from ttc.calibration.layer_profile import BranchProfile, layer_profile
 from ttc.checks import Options, Words
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, Need
 from ttc.task import Passes, all_of
 from ttc.text.chat import QUESTION, following, has_template, next_turn_text
 from ttc.text.prompt import NEXT_QUESTION

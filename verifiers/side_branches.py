@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ttc.protocols import Backend, Step, Tokens
+from ttc.backend import Backend, Tokens
 from ttc.sampling import Sampling
+from ttc.step import Step
 from ttc.task import Passes
 from ttc.text.chat import chat_tokens, following, has_template
 from ttc.text.prompt import raw_tokens

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ttc.backend import Backend, Need
 from ttc.checks import NonNegativeFloat, NonNegativeInt, Options, PositiveInt
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Need, Step
 from ttc.sampling import Sampling
+from ttc.step import Step
 from ttc.task import Passes
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ttc.backend import Backend
 from ttc.checks import NonNegativeFloat, PositiveInt
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
+from ttc.step import Step
 from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.math_shepherd import numbered
@@ -87,11 +88,13 @@ class ThinkPRM(RewardModel):
         mirror = self.mirror(backend)
         layouts = self.layouts(branches, questions)
         try:
-            rows = yield from mirror.follow(branches, layouts)
-            reads = [row[-1] for row in rows]
-            new = [i for i, read in enumerate(reads) if read.score is None]
-            prompts = [layouts[i].whole for i in new]
-            scores = yield from self._judge(mirror.engine, [branches[i] for i in new], prompts)
+            with mirror.reading(branches, layouts):
+                rows = yield from mirror.follow(branches, layouts)
+                reads = [row[-1] for row in rows]
+                new = [i for i, read in enumerate(reads) if read.score is None]
+                payers, prompts = [branches[i] for i in new], [layouts[i].whole for i in new]
+                texts = yield from mirror.engine.side_branches(payers, prompts).passes()
+            scores = yield from self._judge(mirror.engine, payers, texts)
             for i, score in zip(new, scores, strict=True):
                 reads[i].score = score
         finally:
@@ -103,22 +106,21 @@ class ThinkPRM(RewardModel):
         return super().price(branches, questions, backend) + verification * len(branches)
 
     def _judge(
-        self, engine: Engine, branches: Sequence[Branch], prompts: Sequence[list[int]]
+        self, engine: Engine, payers: Sequence[Branch], texts: list[Branch]
     ) -> Passes[list[float]]:
-        if not branches:
+        """Scores of texts, which are released. payers: on whose meters the verifications count."""
+        if not texts:
             return []
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
-        with counted_as_verifier(branches):
-            texts = yield from engine.side_branches(branches, prompts).passes()
-            try:
-                thoughts = [
-                    thought for text in texts for thought in engine.fork(text, self.samples)
-                ]
-                texts += thoughts
+        thoughts: list[Branch] = []
+        try:
+            with counted_as_verifier(payers):
+                for text in texts:
+                    thoughts += engine.fork(text, self.samples)
                 yield from self._write(engine, thoughts)
                 rows = yield from scored(engine, thoughts, [[token] for token in (*yes, *no)])
-            finally:
-                engine.release(texts)
+        finally:
+            engine.release([*texts, *thoughts])
         shares = [yes_share(row, len(yes)) for row in rows]
         parts = [shares[i : i + self.samples] for i in range(0, len(shares), self.samples)]
         return [sum(part) / self.samples for part in parts]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ttc.backend import Backend
 from ttc.checks import PositiveInt, Words
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend
 from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 from verifiers.side_branches import rated_text

@@ -33,8 +33,7 @@ from rich.markup import escape
 
 from experiments.integrations.solver import AnswerOptions, Solver, Verbatim
 from ttc.errors import InvalidInput, TTCError
-from ttc.protocols import Problem
-from ttc.results import Result
+from ttc.results import Problem, Result
 
 SAMPLING = ("temperature", "top_p", "top_k")
 UNUSED = (

@@ -32,8 +32,7 @@ from experiments.runs.provenance import commit
 from ttc import __version__
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem
-from ttc.results import Result
+from ttc.results import Problem, Result
 from ttc.usage import Usage
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")

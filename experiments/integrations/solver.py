@@ -28,9 +28,9 @@ from search.budget import LIMITS
 from search.config import SearchConfig
 from search.options import SolveOptions
 from search.solving import results_of
+from ttc.backend import Backend
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Problem
-from ttc.results import Result
+from ttc.results import Problem, Result
 from ttc.text.chat import QUESTION, encoded, following, has_template, next_turn_text
 from ttc.text.prompt import PromptTemplate, check_text, raw_tokens
 

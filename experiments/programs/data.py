@@ -26,7 +26,7 @@ from ttc.execution.code_tests import (
     written_tests,
 )
 from ttc.execution.programs import Functions, Limits, check_sandbox
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 IMPORTS = """import bisect, collections, functools, heapq, itertools, math, random, re, string, sys
 from collections import *

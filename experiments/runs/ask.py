@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from search.config import SearchConfig
-    from ttc.protocols import Backend
+    from ttc.backend import Backend
     from ttc.results import Progress, Result
 
 PAUSE_S = 0.1

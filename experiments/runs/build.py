@@ -21,6 +21,7 @@ from search import Search
 from search.budget import LIMITS, Budget
 from search.options import SolveOptions
 from ttc.approximate.early_exit import EarlyExit
+from ttc.backend import Backend
 from ttc.calibration.exit_calibration import ExitCalibration
 from ttc.calibration.gate_calibration import GateCalibration
 from ttc.checks import use_one_of
@@ -34,7 +35,7 @@ from ttc.parts import handler, missing_for
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement
 from ttc.placement.placed_loading import load_runner
-from ttc.protocols import Backend, Verifier
+from ttc.protocols import Verifier
 from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
 from ttc.text.special_tokens import SplitSpecialTokens

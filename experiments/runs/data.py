@@ -19,7 +19,7 @@ from ttc.checks import check_limits
 from ttc.errors import InvalidInput, number_of
 from ttc.origin import at, origin
 from ttc.parts import handler
-from ttc.protocols import Problem, Result
+from ttc.results import Problem, Result
 from ttc.text.answers import check_gold
 from ttc.text.encodable import encodable
 from ttc.text.prompt import check_text

@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.runs.parameters import cached_config, models_of
 from ttc.errors import number_of
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 WHOLE_BYTES = 64 * 2**20
 """Files up to this size are hashed whole."""

@@ -11,7 +11,7 @@ from experiments.runs.config_values import flat
 from experiments.runs.fingerprint import UNUSABLE, data_fingerprint
 from experiments.runs.reading import read_fingerprint, read_records, read_settings, read_summary
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 
 @dataclass(frozen=True)

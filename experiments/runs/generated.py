@@ -9,7 +9,7 @@ from typing import Any
 from experiments.cli.settings import DatasetConfig
 from experiments.runs.grading import IsCorrect
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 
 def _import_reasoning_gym() -> Any:

@@ -13,7 +13,8 @@ from experiments.runs.user_code import find
 from search.selection import Candidate, answer_of
 from ttc.errors import InvalidInput
 from ttc.origin import at, origin
-from ttc.protocols import Extract, Problem, Result
+from ttc.protocols import Extract
+from ttc.results import Problem, Result
 from ttc.text.answers import extract_answer
 from ttc.text.equality import AnswerReader, Same, same_answer
 

@@ -45,9 +45,11 @@ from experiments.runs.user_code import code_fingerprint
 from search import try_verifier
 from search.config import SearchConfig
 from search.solving import results_of
+from ttc.backend import Backend
 from ttc.engine import Engine
 from ttc.errors import BranchRefused, ContentRefused, InvalidInput, VerifierError, number_of
-from ttc.protocols import Backend, Problem, Result, misfit
+from ttc.protocols import misfit
+from ttc.results import Problem, Result
 from ttc.text.prompt import PromptTemplate
 
 

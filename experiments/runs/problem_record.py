@@ -13,10 +13,10 @@ from experiments.runs.data import LoadedTask, graded
 from experiments.runs.private import without_texts
 from experiments.runs.records import own_figures, tree_node
 from experiments.runs.summary import WITHOUT_END, failed
+from ttc.backend import Backend
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Result
 from ttc.residency.capture import Capture
-from ttc.results import BranchRecord
+from ttc.results import BranchRecord, Result
 from ttc.text.thinking_models import ANY
 
 TIMING = (

@@ -13,7 +13,7 @@ from experiments.runs.user_code import find
 from ttc.checks import use_one_of
 from ttc.errors import InvalidInput, MissingPart
 from ttc.parts import handled, handler, missing_for
-from ttc.protocols import Problem
+from ttc.results import Problem
 from ttc.text.numbers import as_number
 
 Reader = Callable[[Row, str, DatasetConfig], Problem]

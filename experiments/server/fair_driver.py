@@ -15,10 +15,13 @@ from search.config import SearchConfig
 from search.driver import Driver
 from search.rates import Rates
 from search.under_way import Events, Work
+from ttc.backend import Backend
 from ttc.engine import Engine
 from ttc.errors import VerifierError
-from ttc.protocols import Backend, Expand, Problem, Rate, Step, Vary
+from ttc.protocols import Expand, Rate, Vary
+from ttc.results import Problem
 from ttc.sampling import Sampling
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 T = TypeVar("T")

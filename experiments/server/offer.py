@@ -19,9 +19,10 @@ from experiments.server.refusal import Refusal
 from experiments.server.requests import MAX_TEMPERATURE, MAX_WHOLE, Body, shown
 from search import Search, SelfConsistency
 from search.options import check_scores
+from ttc.backend import Backend, check_needs
 from ttc.checks import use_one_of
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Verifier, check_needs
+from ttc.protocols import Verifier
 
 PLAIN = "none"
 """What the search of the plain model is called."""

@@ -17,7 +17,7 @@ from search.config import SearchConfig
 from search.options import SolveOptions
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.parts import handler
-from ttc.protocols import Problem
+from ttc.results import Problem
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import SET_HERE, PromptTemplate
 from ttc.text.thinking_switch import EFFORT, SWITCHES, variables

@@ -14,7 +14,7 @@ from experiments.server.offer import PLAIN
 from experiments.server.prepare import Prepared
 from experiments.server.requests import Body, ChatBody
 from ttc import __version__
-from ttc.protocols import Backend
+from ttc.backend import Backend
 from ttc.results import BranchRecord, Progress, Result
 from ttc.text.thinking_marks import Parted
 from ttc.text.thoughts import Thoughts

@@ -17,9 +17,9 @@ from experiments.server.access import log
 from experiments.server.fair_driver import FairDriver, Pace
 from experiments.server.refusal import Refusal
 from search.config import SearchConfig
+from ttc.backend import Backend
 from ttc.errors import ContextExceeded, InvalidInput, UnusableScores, number_of
-from ttc.protocols import Backend, Problem
-from ttc.results import Progress, Result
+from ttc.results import Problem, Progress, Result
 from ttc.usage import Usage
 
 STOPPING = "the server is stopping; ask again when it is back"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from search.active_search import ActiveSearch
 from search.tools.runs import ToolRuns
 from search.tools.steps import ToolCalls
-from ttc.protocols import Backend
+from ttc.backend import Backend
 from ttc.tools.chat import ToolChat
 from ttc.tree.branch import Branch
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from search.tools.runs import ToolRun
+from ttc.backend import Backend
 from ttc.errors import ContextExceeded
-from ttc.protocols import Backend, Step
+from ttc.step import Step
 from ttc.text.chat import decoded, following
 from ttc.text.encodable import encodable
 from ttc.tool_calls import ToolCall, Written

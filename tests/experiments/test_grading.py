@@ -27,7 +27,7 @@ from tests.helpers.configurations import configuration
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from tests.helpers.tiers import some_quick
 from ttc import InvalidInput
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 FUNCTIONS = """
 import sys

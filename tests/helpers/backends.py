@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tests.helpers.tokenizers import Letters
+from ttc.backend import Backend, Purpose
 from ttc.errors import ContextExceeded, InvalidInput
-from ttc.protocols import Backend, Purpose
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.task import Task
 from ttc.tree.branch import Branch

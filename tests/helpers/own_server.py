@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
@@ -23,7 +23,8 @@ from search.options import SolveOptions
 from tests.helpers.models import small
 from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Branch, Engine
-from ttc.protocols import Backend, Verifier
+from ttc.backend import Backend
+from ttc.protocols import Verifier
 
 
 class Chatting(Ascii):
@@ -110,8 +111,18 @@ class Running:
 
     def wait_until_free(self) -> None:
         """Until no problem is open and no KV is left."""
+        self._wait_until(lambda: not self.api.service.open and not self.engine.kv_bytes())
+
+    def wait_until_counted(self, requests: int, search: str, status: int) -> None:
+        """Until /metrics has so many requests; one is counted a moment after its last byte."""
+        counted = self.api.metrics.registry.get_sample_value
+        labels = {"search": search, "status": str(status)}
+        self._wait_until(lambda: counted("ttc_requests_total", labels) == requests)
+
+    @staticmethod
+    def _wait_until(reached: Callable[[], bool]) -> None:
         until = time.monotonic() + 200
-        while self.api.service.open or self.engine.kv_bytes():
+        while not reached():
             assert time.monotonic() < until, "something is left"
             time.sleep(0.01)
 

@@ -24,8 +24,8 @@ from transformers import (
 from tests.helpers.backends import FakeBackend
 from ttc.model.limits import ModelLimits
 from ttc.model.loading.default_model import smollm2_folder
-from ttc.protocols import Step
 from ttc.sampling import SAMPLED, Sampling
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 EOS = "<eos>"
@@ -119,7 +119,7 @@ class Thinking(FakeBackend):
 
 
 class Slowly:
-    """A batch whose branches write a token each time (see `ttc.protocols.Batch`). pause_s: how long
+    """A batch whose branches write a token each time (see `ttc.backend.Batch`). pause_s: how long
     a token takes."""
 
     def __init__(self, backend: Thinking, pause_s: float):

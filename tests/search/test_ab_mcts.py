@@ -258,7 +258,10 @@ def test_ratings_outside_the_range_stop_the_problem_with_a_reason(score: float) 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"iterations": 0}, "iterations=0 must be"), ({"feedback": " "}, "feedback=' ' must be")],
+    [
+        ({"iterations": 0}, "iterations=0 must be"),
+        ({"feedback": " "}, "feedback is empty; give text"),
+    ],
 )
 def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):

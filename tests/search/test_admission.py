@@ -18,7 +18,7 @@ from tests.helpers.offloading import KIB
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tiers import some_quick
 from ttc import Branch, Engine, Problem, Resident
-from ttc.protocols import Backend
+from ttc.backend import Backend
 from ttc.scheduler import running_tails
 
 LIMIT = 32_000

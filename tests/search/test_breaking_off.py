@@ -31,7 +31,7 @@ from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.searches import seen
 from tests.helpers.tiers import some_quick
 from ttc import Branch, Engine, InvalidInput, Problem
-from ttc.protocols import Backend
+from ttc.backend import Backend
 from ttc.results import Result
 from ttc.text.prompt import PromptTemplate
 

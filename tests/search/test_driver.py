@@ -25,7 +25,8 @@ from search import (
 from search.selection import ranked, vote
 from tests.helpers.tiers import examples
 from ttc import InvalidInput
-from ttc.protocols import Backend, Verifier
+from ttc.backend import Backend
+from ttc.protocols import Verifier
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
 from verifiers import (

@@ -33,8 +33,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tiers import examples
 from ttc import Branch, Engine, Problem
-from ttc.backend import GenerateBatch
-from ttc.protocols import Backend
+from ttc.backend import Backend, GenerateBatch
 from ttc.results import Result
 from ttc.text.prompt import PromptTemplate
 

@@ -34,8 +34,10 @@ from ttc import (
     Sampling,
 )
 from ttc.backend import GenerateBatch
-from ttc.protocols import Expand, Problem, Rate, Step
+from ttc.protocols import Expand, Rate
 from ttc.residency.resident import Resident
+from ttc.results import Problem
+from ttc.step import Step
 from ttc.tree.branch import MOST_ROWS
 
 MIB = 1 / 2**10

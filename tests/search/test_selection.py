@@ -198,7 +198,7 @@ def test_groups_are_the_means_of_all_full_windows(values: list[float], window: i
 
 def test_a_measure_that_is_unknown_and_a_window_of_nothing_are_named() -> None:
     with pytest.raises(
-        InvalidInput, match="measure='min' is unknown; use mean, tail, lowest or bottom"
+        InvalidInput, match="measure='min' is unknown; use one of mean, tail, lowest, bottom"
     ):
         trace_confidence(VALUES, "min")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="window=0 must be at least 1 token"):

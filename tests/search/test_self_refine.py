@@ -97,5 +97,5 @@ def test_it_runs_on_an_engine() -> None:
 @pytest.mark.parametrize("name", ["feedback", "rewrite", "done"])
 def test_an_empty_text_is_refused(name: str) -> None:
     wrong: dict[str, Any] = {name: ""}
-    with pytest.raises(InvalidInput, match=f"{name}='' must be a text"):
+    with pytest.raises(InvalidInput, match=f"{name} is empty; give text"):
         SelfRefine(**wrong)

@@ -15,8 +15,9 @@ from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.searches import exactly
 from ttc import Branch, Engine, InvalidInput, Problem, Result, Sampling
-from ttc.protocols import Expand, Step
+from ttc.protocols import Expand
 from ttc.residency.resident import Resident
+from ttc.step import Step
 
 FEW = [Problem(f"1 + {i}", str(i)) for i in range(8)]
 

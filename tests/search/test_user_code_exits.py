@@ -10,7 +10,7 @@ import pytest
 from search import BestOfN, Search, SelfConsistency, solve
 from tests.helpers.backends import FakeBackend
 from ttc.errors import InvalidInput, TTCError
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 
 class ExitingVerifier:

@@ -13,7 +13,7 @@ from search import BestOfN, DiversePrompts, SelfConsistency, TreeOfThoughts, sol
 from search.asked_backend import AskedBackend, Desk
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
-from ttc import Backend, Branch, Engine, InvalidInput, RemoteBackend, Step, Unsupported
+from ttc import Backend, Branch, Engine, InvalidInput, Step, Unsupported
 from ttc.backend import GenerateBatch
 from ttc.task import Task
 from ttc.text.word_tokenizer import WordTokenizer
@@ -107,7 +107,7 @@ def test_a_backend_asks_for_what_it_stands_on() -> None:
 
 
 def test_all_backends_are_of_one_class() -> None:
-    assert all(issubclass(kind, Backend) for kind in (Engine, RemoteBackend, AskedBackend))
+    assert all(issubclass(kind, Backend) for kind in (Engine, AskedBackend))
     assert isinstance(make_engine(), Backend) and make_engine().joins and not FakeBackend().joins
 
     class Alike:

@@ -17,7 +17,7 @@ from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, Paged, Sharing
 from ttc.model.compiled.fused_runner import FusedRunner
-from ttc.protocols import Step
+from ttc.step import Step
 
 
 def heavier(model: Any) -> None:

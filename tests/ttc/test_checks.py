@@ -16,12 +16,12 @@ from annotated_types import Ge, Interval
 from search import BestOfN, Case, Search, SearchSteps
 from ttc import InvalidInput
 from ttc.checks import (
+    NonEmptyText,
     Options,
     PositiveFloat,
     PositiveInt,
     Probability,
     Share,
-    Text,
     Words,
     check_option,
 )
@@ -41,7 +41,7 @@ from ttc.tree.branch import Branch
         (math.nan, Probability, "x=nan must be from 0 to 1"),
         (0, Share, "x=0 must be more than 0 and at most 1"),
         (1, Annotated[float, Interval(ge=0, lt=1)], "x=1 must be at least 0 and less than 1"),
-        ("", Text, "x is empty; give text"),
+        ("", NonEmptyText, "x is empty; give text"),
         ("\n", Words, "x is empty; give text"),
         ("men", Literal["mean", "min"], "x='men' is unknown; is it mean? use one of mean, min"),
         ("q", Literal["mean", "min"], "x='q' is unknown; use one of mean, min"),
@@ -69,9 +69,9 @@ def test_a_value_that_a_hint_does_not_allow_is_refused(value: Any, hint: Any, me
         (1, Share),
         (None, PositiveInt | None),
         (math.inf, PositiveFloat),
-        ("\n", Text),
+        ("\n", NonEmptyText),
         ([], tuple[str, ...]),
-        (["a"], Sequence[Text]),
+        (["a"], Sequence[NonEmptyText]),
         ("auto", int | Literal["auto"]),
         ("anything", Search | None),  # objects are not checked
         (object(), Any),

@@ -20,8 +20,8 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Branch, Engine, InvalidInput, Layerwise, Paged, Sampling, UnsupportedModel
+from ttc.backend import Backend
 from ttc.model.generation_settings import end_tokens
-from ttc.protocols import Backend
 from ttc.sampling import Draws, draw, random_states
 
 PROMPTS = [prompt(1, 12), prompt(1, 12)[:9] + prompt(2, 3), prompt(3, 5), [17]]

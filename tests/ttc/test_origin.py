@@ -17,7 +17,7 @@ from search.driver import Driver
 from search.options import SolveOptions
 from tests.helpers.engines import make_engine
 from ttc import InvalidInput, VerifierError
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 OWN = """\
 import json

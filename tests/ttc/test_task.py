@@ -20,7 +20,7 @@ from tests.helpers.recurrent import engine_of, plain
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, OutOfMemory, Paged, Resident
-from ttc.protocols import Step
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 LONG = prompt(3, 40)

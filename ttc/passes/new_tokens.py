@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan, Run
+from ttc.backend import Purpose
 from ttc.memory.storage import Places
 from ttc.model.recurrent_layers import PassStates
 from ttc.passes.runtime import Runtime
-from ttc.protocols import Purpose
 from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import Segment

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ttc.backend import Purpose
 from ttc.passes.new_tokens import Target, compute
 from ttc.passes.runtime import Runtime
-from ttc.protocols import Purpose
 from ttc.task import Passes
 from ttc.tree.branch import Branch
 

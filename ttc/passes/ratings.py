@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
-from ttc.protocols import Backend, Verifier
+from ttc.backend import Backend
+from ttc.protocols import Verifier
 from ttc.task import Passes, check_interrupt
 from ttc.tree.branch import Branch
 

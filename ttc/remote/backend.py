@@ -8,6 +8,7 @@ from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
+from ttc.backend import Backend, Need, Purpose, Tokens
 from ttc.checks import check_is
 from ttc.errors import InvalidInput, RemoteError, Unsupported
 from ttc.model.generation_settings import GenerationSettings
@@ -19,7 +20,6 @@ from ttc.passes.arguments import (
     checked_side_prompts,
     checked_variants,
 )
-from ttc.protocols import Backend, Need, Purpose, Tokens
 from ttc.remote.batch import LOOK_S, RemoteBatch
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.replies import TOKEN_ID, Reply
@@ -143,8 +143,7 @@ class RemoteBackend(Backend):
     def side_branches(
         self, branches: Sequence[Branch], prompts: Sequence[Tokens]
     ) -> Task[list[Branch]]:
-        """New branches with these prompts on the usage meters of `branches`, counted as verifier
-        tokens; the caller releases them."""
+        """See `Backend.side_branches`."""
         prompts = checked_side_prompts(self.limits, branches, prompts, grow=True)
         return self._holding(super().side_branches(branches, prompts))
 
@@ -158,14 +157,9 @@ class RemoteBackend(Backend):
         *,
         purpose: Purpose = "prompt",
     ) -> Task[None]:
-        """Append given tokens to each branch, sent when it grows. purpose: "verifier" counts them
-        as such."""
+        """See `Backend.extend`; sent when the branch grows."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
-        task = super().extend(branches, added, purpose=purpose)
-        if purpose == "verifier":
-            for branch, tokens in zip(branches, added, strict=True):
-                branch.usage.verifier_tokens += len(tokens)
-        return task
+        return super().extend(branches, added, purpose=purpose)
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from math import inf, nan
 from queue import Empty, SimpleQueue
 
+from ttc.backend import Batch
 from ttc.errors import BranchRefused, ContentRefused, InvalidInput, RemoteError, number_of
 from ttc.passes.arguments import check_step
-from ttc.protocols import Batch, Step
 from ttc.remote.replies import SPARE_TOKENS, TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.stops import Stops
+from ttc.step import Step
 from ttc.text.thinking_marks import spelt
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, StepEnd, check_live
@@ -48,7 +49,7 @@ class RunningStep:
 
 
 class RemoteBatch(Batch):
-    """Branches that a server continues, at most `max_rows` at once (see `ttc.protocols.Batch`).
+    """Branches that a server continues, at most `max_rows` at once (see `ttc.backend.Batch`).
 
     Where a step ends is decided here, by the rules of an `Engine`, token for token. The server is
     told the strings too: what it writes beyond the end is cut off, and where it ends too early (at

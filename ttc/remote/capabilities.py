@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ttc.backend import Need
 from ttc.errors import InvalidInput, number_of
 from ttc.model.generation_settings import GenerationSettings
-from ttc.protocols import Need
 from ttc.remote.replies import TOP_K
 from ttc.sampling import Sampling
 from ttc.text.chat import decoded

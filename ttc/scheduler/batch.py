@@ -10,17 +10,18 @@ from torch import Tensor
 
 from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan
+from ttc.backend import Batch
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.parts import find
 from ttc.passes.arguments import check_step
 from ttc.passes.runtime import Runtime
-from ttc.protocols import Batch, Step
 from ttc.sampling import SAMPLED, Sampling
 from ttc.scheduler.admission import Admission
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
 from ttc.scheduler.stops import Gate, Stops
 from ttc.scheduler.writing import Writing
+from ttc.step import Step
 from ttc.task import check_interrupt
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import Usage, distinct
@@ -91,7 +92,7 @@ class RunningBatch(Batch):
         sampling: Sampling = SAMPLED,
         limits: Sequence[int] | None = None,
     ) -> None:
-        """Let branches decode one step from the next token on (see `ttc.protocols.Batch`).
+        """Let branches decode one step from the next token on (see `ttc.backend.Batch`).
 
         A gate compares the branches of one problem and call. Raises InvalidInput, and changes
         nothing then.

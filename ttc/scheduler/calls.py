@@ -12,10 +12,10 @@ from threading import RLock
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakSet, ref
 
+from ttc.backend import Purpose
 from ttc.errors import OutOfMemory
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime
-from ttc.protocols import Purpose
 from ttc.task import Passes, Task, all_of
 from ttc.tree.branch import Branch
 from ttc.usage import distinct

@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge
 
+from ttc.backend import Need
 from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
 from ttc.execution.values import shown
-from ttc.protocols import Need
 from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.programs.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, ClassVar, TypeVar
 
+from ttc.backend import Backend
 from ttc.checks import NonNegativeFloat, Options, PositiveInt
 from ttc.execution.code_tests import CallTest, as_test, shown_tests
 from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
+from ttc.step import Step
 from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 from verifiers.programs.execution_verifier import MIB, program_of, runs_of_each
@@ -159,8 +160,8 @@ class Agreement(WrittenTests):
 def side_texts(
     backend: Backend,
     asked: Sequence[tuple[Branch, Any, list[int]]],
-    samples: PositiveInt,
-    max_tokens: PositiveInt,
+    samples: int,
+    max_tokens: int,
     sampling: Sampling,
 ) -> Passes[list[list[str]]]:
     """What the model writes after prompts of a verifier's own, `samples` texts for each; all of it

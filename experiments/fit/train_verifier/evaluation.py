@@ -12,7 +12,9 @@ from experiments.fit.train_verifier.problems import ProblemSet
 from experiments.runs.stats import paired, wilson
 from search.rating import aggregate
 from search.selection import Sample, best, majority, weighted_majority
-from ttc.protocols import Backend, Forgets, Result, Verifier
+from ttc.backend import Backend
+from ttc.protocols import Forgets, Verifier
+from ttc.results import Result
 from ttc.tree.branch import Branch, by_problem
 
 

@@ -13,7 +13,7 @@ from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_task
 from experiments.runs.grading import AnswerReading, IsCorrect
 from ttc.errors import InvalidInput, number_of
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 LEAST = 4
 """The fewest problems to train on."""

@@ -46,7 +46,8 @@ from ttc.checks import check_known
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, number_of
 from ttc.model.loading.load import load
-from ttc.protocols import Problem, Result, Verifier
+from ttc.protocols import Verifier
+from ttc.results import Problem, Result
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
 from verifiers import ConfidenceVerifier, ValueHead

@@ -22,7 +22,7 @@ from experiments.runs.build import resolved
 from experiments.runs.schema import register
 from search import ComputeOptimal, Search
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 LEAST = 17
 """The smallest budget: budget forcing keeps 16 tokens for the answer."""

@@ -18,7 +18,7 @@ from experiments.runs.schema import register
 from search import BestFirst, solve
 from ttc import BlockCache, Engine
 from ttc.model.loading.load import load
-from ttc.protocols import Result
+from ttc.results import Result
 from verifiers import ArithmeticVerifier
 
 SEARCH = BestFirst(

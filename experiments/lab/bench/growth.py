@@ -20,10 +20,10 @@ import torch
 from experiments.lab.bench.long import sizes
 from experiments.runs.provenance import provenance
 from ttc.engine import Engine
-from ttc.protocols import Step
 from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
 from ttc.scheduler import running_tails
+from ttc.step import Step
 
 CASES = ("16x768", "64x256")
 """Branches, and the tokens that each writes."""

@@ -22,9 +22,9 @@ from experiments.runs.provenance import provenance
 from ttc.approximate.quantized_kv import Bytes, QuantizedKV
 from ttc.engine import Engine
 from ttc.model.loading.load import load
-from ttc.protocols import Step
 from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
+from ttc.step import Step
 
 MEMORY = {
     "bfloat16": Resident(),

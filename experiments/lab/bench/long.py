@@ -25,8 +25,8 @@ from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
 from ttc.model.loading.load import load
 from ttc.model.loading.model_files import local_path
-from ttc.protocols import Step
 from ttc.sampling import Sampling
+from ttc.step import Step
 
 CASES = ("16x4096", "64x1024")
 """Branches, and the tokens that each writes."""

@@ -22,8 +22,8 @@ from experiments.runs.schema import register
 from experiments.runs.stats import accuracy, paired
 from search import BeamSearch, BestOfN, Greedy, Search, solve
 from ttc.engine import Engine
-from ttc.protocols import Problem
 from ttc.remote.backend import RemoteBackend
+from ttc.results import Problem
 from verifiers import ArithmeticVerifier
 
 SEARCHES: Mapping[str, Search] = {

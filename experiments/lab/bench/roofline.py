@@ -20,7 +20,7 @@ from ttc.attention.plan_arrays import PlanArrays
 from ttc.calibration.uncomputed import uncomputed
 from ttc.engine import Engine
 from ttc.model.loading.partition import partition_units
-from ttc.protocols import Step
+from ttc.step import Step
 
 
 @dataclass(frozen=True)

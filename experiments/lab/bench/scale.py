@@ -30,7 +30,6 @@ from search import BeamSearch, BestOfN, Search
 from search.solving import solve_each
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
-from ttc.protocols import Problem
 from ttc.remote.backend import RemoteBackend
 from ttc.remote.batch import RemoteBatch
 from ttc.remote.capabilities import Capabilities
@@ -38,7 +37,9 @@ from ttc.remote.client import Client
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.replies import Expected, Reply
 from ttc.remote.server import Server
+from ttc.results import Problem
 from ttc.sampling import Sampling
+from ttc.tree.branch import MOST_ROWS
 
 COMMAND = "python -m experiments.bench scale"
 SIMULATED = "servers that answer after a drawn time"
@@ -168,7 +169,7 @@ class DrawnBackend(RemoteBackend):
     @property
     def most_rows(self) -> int:
         servers: Servers = self.server.client  # type: ignore[assignment]
-        return servers.count * SLOTS
+        return max(MOST_ROWS, servers.count * SLOTS)
 
     def running_batch(self, max_rows: int | None = None) -> RemoteBatch:
         batch = DrawnBatch(self.server, max_rows)

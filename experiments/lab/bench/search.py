@@ -35,7 +35,7 @@ from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
 from ttc.model.loading.load import load_tokenizer
 from ttc.model.loading.model_files import local_path
-from ttc.protocols import Problem
+from ttc.results import Problem
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import MOST_ROWS
 from verifiers import ConfidenceVerifier

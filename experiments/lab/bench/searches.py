@@ -40,7 +40,7 @@ from experiments.runs.stats import holm, mcnemar, wilson
 from experiments.runs.summary import failed
 from search import BestOfN, Search, SelfConsistency, solve
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem, Result
+from ttc.results import Problem, Result
 
 IN_FLIGHT = 64
 """Problems that are solved at once."""

@@ -30,8 +30,8 @@ from experiments.runs.provenance import provenance
 from ttc import Capture, Engine, Paged, Sampling, Streamed
 from ttc.calibration.uncomputed import uncomputed
 from ttc.cost_model.capture import CaptureTimes, Line, allocation, fit_line
-from ttc.protocols import Step
 from ttc.residency.offloading import Offloading
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 PRINTED = {

@@ -20,7 +20,7 @@ from search import MCTS, REBASE, BeamSearch, BestOfN, ComputeOptimal
 from tests.helpers.benches import save_tiny_model, write_rows
 from tests.helpers.configurations import configuration
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem
+from ttc.results import Problem
 
 # ---------------------------------------------------------------- settings
 

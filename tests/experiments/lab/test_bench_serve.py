@@ -29,9 +29,7 @@ def test_a_load_of_each_kind_is_answered_and_counted() -> None:
         load = Load(found.url, True, itertools.count(1), "tiny")
         seconds = asyncio.run(load.run(2 * len(KINDS), 2))
         row = figures(load, 2 * len(KINDS), seconds)
-        counted = found.api.metrics.registry.get_sample_value
-        searched = counted("ttc_requests_total", {"search": "beam_search", "status": "200"})
-        assert searched == 4
+        found.wait_until_counted(4, search="beam_search", status=200)
         found.wait_until_free()
     assert 0 < row["first_p50_s"] <= row["first_p99_s"] <= seconds
     assert row["tokens"] >= 4 * (SAMPLES + BEAMS) and set(load.shares) == {0, 4}

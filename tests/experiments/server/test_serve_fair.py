@@ -21,8 +21,8 @@ from tests.helpers.own_server import make_engine
 from ttc import Branch, Engine
 from ttc.attention.plan import Plan
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Problem, Verifier
-from ttc.results import Result
+from ttc.protocols import Verifier
+from ttc.results import Problem, Result
 from ttc.task import Passes
 from ttc.text.prompt import PromptTemplate
 

@@ -22,7 +22,7 @@ from experiments.server.requests import ChatBody, CompletionBody
 from tests.helpers.own_server import Running, running
 from tests.helpers.searches import SMALL, small
 from tests.helpers.tiers import examples
-from ttc.protocols import Backend
+from ttc.backend import Backend
 from ttc.tree.branch import Branch
 
 OFFERED = {name: small(name, SMALL) for name in SEARCHES}

@@ -35,10 +35,10 @@ from ttc import (
     UnsupportedModel,
 )
 from ttc.cuda.ahead import SHARE
-from ttc.protocols import Step
 from ttc.sampling import queue_draw
 from ttc.scheduler import rows, running_tails
 from ttc.scheduler.batch import RunningBatch
+from ttc.step import Step
 from ttc.trace import Trace
 
 ON_GPU = torch.cuda.is_available()

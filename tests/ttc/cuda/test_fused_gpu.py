@@ -31,7 +31,7 @@ from ttc.cuda import fused_gpu
 from ttc.cuda.fused_gpu import TritonAttention, attend
 from ttc.cuda.gpu_arrays import GpuArrays, KVLayout, filled_up, tails_of
 from ttc.memory.kv import LayerShape
-from ttc.protocols import Step
+from ttc.step import Step
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -26,7 +26,8 @@ from ttc.attention import extend_plan, plan
 from ttc.cuda import fused_gpu
 from ttc.cuda.graphs import AFTER, CudaRecorder, Graphs, graphs_for
 from ttc.model.running.runner import HuggingFaceRunner
-from ttc.protocols import Problem, Step
+from ttc.results import Problem
+from ttc.step import Step
 from ttc.tree.branch import Branch
 from verifiers import ConfidenceVerifier
 

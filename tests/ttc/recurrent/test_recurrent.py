@@ -37,7 +37,7 @@ from ttc import (
     Sharing,
     UnsupportedModel,
 )
-from ttc.protocols import Step
+from ttc.step import Step
 from ttc.tree.branch import Branch
 
 HYBRIDS = ["qwen3_5_text", "jamba", "lfm2: convolutions"]

@@ -23,7 +23,7 @@ from tests.helpers.recurrent import engine_of, plain
 from tests.helpers.tiers import examples, slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
-from ttc.protocols import Step
+from ttc.step import Step
 from ttc.trace import Trace
 from ttc.tree.branch import Branch
 

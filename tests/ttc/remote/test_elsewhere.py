@@ -14,7 +14,8 @@ from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import ServedModel, connected
 from ttc import Branch, InvalidInput, Step
-from ttc.protocols import Backend, Expand, Handoff, Need
+from ttc.backend import Backend, Need
+from ttc.protocols import Expand, Handoff
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
 from verifiers import SelfVerifier

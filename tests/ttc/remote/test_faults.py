@@ -22,7 +22,7 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.servers import Fault, Handler, ServedModel, connected
 from tests.helpers.tiers import some_quick
 from ttc import Branch, RemoteError
-from ttc.protocols import Step
+from ttc.step import Step
 from verifiers import ConfidenceVerifier
 
 

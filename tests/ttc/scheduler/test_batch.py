@@ -28,9 +28,9 @@ from ttc import (
     Paged,
 )
 from ttc.attention.fused import SWITCH
-from ttc.protocols import Step
 from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
+from ttc.step import Step
 
 POLICIES: list[Any] = [
     Resident(),

@@ -14,10 +14,9 @@ from tests.helpers.tiers import examples
 from ttc import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.passes.arguments import check_step
-from ttc.protocols import Step
 from ttc.sampling import SAMPLED
 from ttc.scheduler.stops import Stops
-from ttc.step import step_of
+from ttc.step import Step, step_of
 from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import Usage
 

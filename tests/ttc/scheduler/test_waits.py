@@ -12,7 +12,7 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.models import prompt, small
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
-from ttc.protocols import Step
+from ttc.step import Step
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, top_p=0.9)], ids=["greedy", "top_p"])

@@ -23,7 +23,7 @@ from ttc.calibration.measure_device import WIDE
 from ttc.cuda.graphs import AFTER, SWITCH, Graphs
 from ttc.model.runner_choice import runner_for
 from ttc.model.running.runner import HuggingFaceRunner
-from ttc.protocols import Problem
+from ttc.results import Problem
 from ttc.sampling import GREEDY
 from ttc.tree.branch import Branch
 from verifiers import ConfidenceVerifier

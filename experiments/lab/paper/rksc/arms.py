@@ -17,11 +17,12 @@ from experiments.runs.screen import with_progress
 from experiments.runs.stats import wilson
 from search import solve
 from search.options import SolveOptions
+from ttc.backend import Backend
 from ttc.calibration.exit_calibration import Rating, calibrate_exit
 from ttc.calibration.gate_calibration import calibrate
 from ttc.calibration.layer_profile import look_layers
 from ttc.engine import Engine
-from ttc.protocols import Backend, Problem, Result
+from ttc.results import Problem, Result
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
 from verifiers import ConfidenceGatedVerifier, SelfVerifier

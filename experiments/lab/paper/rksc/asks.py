@@ -12,7 +12,7 @@ from experiments.lab.paper.rksc.phrasings import DATASET, LEVELS, ROOT, TOKENS
 from experiments.lab.paper.rksc.setting import Setting, loaded
 from experiments.runs.screen import with_progress
 from ttc.engine import Engine
-from ttc.protocols import Problem
+from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
 from ttc.tree.branch import Branch

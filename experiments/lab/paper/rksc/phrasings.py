@@ -19,7 +19,7 @@ from experiments.lab.paper.rksc.setting import Setting, loaded
 from experiments.runs.screen import with_progress
 from ttc.approximate.similar_prompts import compared, layer_weights, similarity
 from ttc.engine import Engine
-from ttc.protocols import Problem
+from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
 from ttc.tree.branch import Branch

@@ -98,10 +98,6 @@ class CompiledAttention:
         self.arrays.positions += 1
         self.pairs += self.own_rows
 
-    def advance_by(self, counts: Sequence[int]) -> None:
-        self.arrays.positions += np.array(counts, np.int64)
-        self.pairs += sum(counts)
-
     def takes(self, layer: Layer, q: Tensor) -> bool:
         return q.dtype == self.dtype and layer.recent is None
 

@@ -213,6 +213,11 @@ class PlanArrays:
         self.parts = np.argsort(rows, kind="stable")  # slots, by row
         self.part_first = np.concatenate([[0], np.bincount(rows, minlength=self.rows).cumsum()])
 
+    @property
+    def layers(self) -> int:
+        own = self.own_addresses
+        return max(len(self.addresses), 0 if own is None else len(own))
+
     def absent_from(self, layer: int) -> set[int]:
         """The entries that are not on the device in this layer."""
         return self.absent[layer].copy() if self.entries else set()

@@ -80,16 +80,6 @@ def filled_up(arrays: PlanArrays) -> tuple[np.ndarray, Room]:
     return tasks, room
 
 
-def tails_of(kv: Storage) -> np.ndarray:
-    """Where tails lie on the device, (layers, TAIL)."""
-    rows = []
-    for copy in kv.device:
-        assert copy is not None
-        keys, values = copy.both
-        rows.append((keys.data_ptr(), values.data_ptr(), *keys.stride()[:3], *values.stride()[:3]))
-    return np.array(rows, np.int64).reshape(-1, TAIL)
-
-
 @dataclass(frozen=True)
 class KVLayout:
     """How KV lies. packed: the kind of the codec that entries are kept by, "" without one.

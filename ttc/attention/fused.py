@@ -65,7 +65,8 @@ def fused_attention(
     """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type
     and device, or PyTorch's operations are faster.
 
-    runs, tails, owners: see `PlanArrays`. new: what `store` writes. q: (kv_heads, groups, rows, dim).
+    runs, tails, owners: see `PlanArrays`. new: what `store` writes.
+    q: (kv_heads, groups, rows, dim).
     """
     if os.environ.get(SWITCH) == "0":
         return None

@@ -24,7 +24,7 @@ class PassAhead:
 
     What it gives is used for the rows that decode on, for no row's logits depend on the others. A
         pass that does not fit the next token is dropped, and made again. It then writes the same KV
-        to the same places, and what it has written of rows that ended lies beyond what they have. So
+        to the same places, and what it has written of rows that ended lies behind theirs. So
         results and usage are those without it.
 
     launched, used: how many passes were so far.

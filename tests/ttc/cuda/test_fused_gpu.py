@@ -31,6 +31,7 @@ from ttc.cuda import fused_gpu
 from ttc.cuda.fused_gpu import TritonAttention, attend
 from ttc.cuda.gpu_arrays import GpuArrays, KVLayout, filled_up
 from ttc.memory.kv import LayerShape
+from ttc.memory.storage import Storage
 from ttc.protocols import Step
 
 pytest.importorskip("triton")
@@ -190,6 +191,12 @@ def test_a_pass_that_is_filled_up_leaves_what_the_model_takes_without_a_copy() -
     assert out.dtype == dtype and out.flatten(0, 1).transpose(0, 1).is_contiguous()
     for row in range(3):
         assert torch.equal(case.own(row, 6)[0][:, 5], case.key[:, row])
+
+
+def test_new_tokens_of_all_paths_are_stored_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ExtendCase(LayerShape(2, 8, 16), 1, [], [3, 11], torch.float32, device=DEVICE)
+    monkeypatch.delattr(Storage, "write")
+    case.check(Layer(0, 0.3), BOUND[torch.float32])
 
 
 def test_layers_may_have_other_heads_in_a_group_than_the_first() -> None:

@@ -58,22 +58,22 @@ def fused_attention(
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
-    tails: tuple[Sequence[int], Sequence[int]] | None = None,
+    filled: Sequence[int] | None = None,
     new: Sequence[NewKV] = (),
     owners: tuple[Sequence[Any], Sequence[int]] | None = None,
 ) -> FusedAttention | None:
     """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type
     and device, or PyTorch's operations are faster.
 
-    runs, tails, owners: see `PlanArrays`. new: what `store` writes.
+    runs, filled, owners: see `PlanArrays`. new: what `store` writes.
     q: (kv_heads, groups, rows, dim).
     """
     if os.environ.get(SWITCH) == "0":
         return None
     if q.device.type == "cpu":
-        return fused_cpu.fused_attention(entries, runs, positions, q, tails, owners)
+        return fused_cpu.fused_attention(entries, runs, positions, q, filled, owners)
     attention_on = _attention_on(q.device.type)
-    return attention_on and attention_on(entries, runs, positions, q, tails, new, owners)
+    return attention_on and attention_on(entries, runs, positions, q, filled, new, owners)
 
 
 @cache

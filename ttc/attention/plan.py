@@ -151,11 +151,10 @@ class Plan:
             if self.stream is not None or not all(_takes_new(storage) for *_, storage, _ in new):
                 new = []
             return fused_attention(self.pieces, runs, self.positions, q, new=new)
-        rows = range(len(runs))
         places = [run.places[0] for run in self.runs]
         owners = [place.storage for place in places], [place.first for place in places]
-        filled = [self.passes] * len(rows)
-        return fused_attention(self.pieces, runs, self.positions, q, (rows, filled), owners=owners)
+        filled = [self.passes] * len(runs)
+        return fused_attention(self.pieces, runs, self.positions, q, filled, owners=owners)
 
     # ---------------------------------------------------------------- a layer
 

@@ -229,7 +229,7 @@ def fused_attention(
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
-    tails: tuple[Sequence[int], Sequence[int]] | None = None,
+    filled: Sequence[int] | None = None,
     new: Sequence[tuple[int, int, Storage, int]] = (),
     owners: tuple[Sequence[Any], Sequence[int]] | None = None,
 ) -> TritonAttention | None:
@@ -237,7 +237,7 @@ def fused_attention(
     if module is None:
         return None
     cut = cut_for(entries, runs, q.shape[1], q.shape[0], q.device)
-    arrays = PlanArrays(entries, runs, positions, q.shape[1], tails, cut, owners)
+    arrays = PlanArrays(entries, runs, positions, q.shape[1], filled, cut, owners)
     return TritonAttention(arrays, q.dtype, module, new)
 
 

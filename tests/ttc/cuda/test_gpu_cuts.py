@@ -47,7 +47,7 @@ def test_short_segments_are_read_with_each_of_two_below_them() -> None:
     runs = [(row, row + 1) for row in range(4)]
 
     def tasks(cut: KeySplit) -> list[tuple[int, int, list[int]]]:
-        arrays = PlanArrays(entries, runs, [400] * 4, 2, (range(4), [3] * 4), cut)
+        arrays = PlanArrays(entries, runs, [400] * 4, 2, [3] * 4, cut)
         return [
             (a, b, arrays.pieces[first:end, 0].tolist())
             for a, b, first, end, _, _ in arrays.tasks.tolist()

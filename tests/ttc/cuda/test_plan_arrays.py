@@ -38,37 +38,36 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_cuts, "programs_at_once", lambda device: PROGRAMS * UNITS)
 
 
-def programs(branches: int, own_tokens: int, tail: int, cut: KeySplit | None = None) -> list[int]:
+def programs(branches: int, own_tokens: int, filled: int, cut: KeySplit | None = None) -> list[int]:
     """The keys that each program of a step walks: branches on one prompt, each with a text of its
-    own, and `tail` tokens since the plan was made. cut: None for that of a GPU."""
+    own, and `filled` tokens since the plan was made. cut: None for that of a GPU."""
     entries = [piece(0, PROMPT, 0, branches)]
     for row in range(branches):
         start = PROMPT
         for length in chain(own_tokens):
             entries.append(piece(start, length, row, row + 1))
             start += length
-    position = PROMPT + own_tokens + tail
+    position = PROMPT + own_tokens + filled
     runs = [(row, row + 1) for row in range(branches)]
     cut = cut or cut_for(entries, runs, GROUPS, KV_HEADS, torch.device("cpu"))
-    tails = range(branches), [tail] * branches
-    arrays = PlanArrays(entries, runs, [position] * branches, GROUPS, tails, cut)
+    arrays = PlanArrays(entries, runs, [position] * branches, GROUPS, [filled] * branches, cut)
     keys = []
     for *_, first, end, _, own_row in arrays.tasks.tolist():
-        own = tail + 1 if own_row >= 0 else 0
+        own = filled + 1 if own_row >= 0 else 0
         keys.append(sum(count for _, _, count in arrays.pieces[first:end].tolist()) + own)
-    seen = branches * (own_tokens + tail + 1) + PROMPT * -(-branches // (64 // GROUPS))
+    seen = branches * (own_tokens + filled + 1) + PROMPT * -(-branches // (64 // GROUPS))
     assert sum(keys) == seen  # nothing twice, nothing left out
     return keys * KV_HEADS
 
 
-@pytest.mark.parametrize("tail", [0, 100, 255])
+@pytest.mark.parametrize("filled", [0, 100, 255])
 @pytest.mark.parametrize(
     ("branches", "own_tokens"), [(1, 32_256), (1, 8192), (4, 16_384), (16, 4096), (64, 2048)]
 )
 def test_long_texts_are_programs_for_all_processors(
-    branches: int, own_tokens: int, tail: int
+    branches: int, own_tokens: int, filled: int
 ) -> None:
-    lengths = programs(branches, own_tokens, tail)
+    lengths = programs(branches, own_tokens, filled)
     assert len(lengths) >= UNITS
     assert max(lengths) <= 1.5 * sum(lengths) / len(lengths)
 
@@ -81,7 +80,7 @@ def test_segments_are_cut_into_even_parts_wherever_they_end() -> None:
     lengths = [700, 300, 24]
     starts = [0, 700, 1000]
     entries = [piece(start, length, 0, 1) for start, length in zip(starts, lengths, strict=True)]
-    arrays = PlanArrays(entries, [(0, 1)], [1030], GROUPS, ([0], [6]), KeySplit(256))
+    arrays = PlanArrays(entries, [(0, 1)], [1030], GROUPS, [6], KeySplit(256))
     parts = [arrays.pieces[first:end].tolist() for _, _, first, end, _, _ in arrays.tasks.tolist()]
     assert parts == [
         [[0, 0, 256]],
@@ -117,7 +116,7 @@ def test_each_row_attends_each_key_of_its_entries_once(
     entries: list[Piece], groups: int, cut: KeySplit
 ) -> None:
     runs = [(row, row + 1) for row in range(12)]
-    arrays = PlanArrays(entries, runs, [9000] * 12, groups, (range(12), [3] * 12), cut)
+    arrays = PlanArrays(entries, runs, [9000] * 12, groups, [3] * 12, cut)
     attended = {
         (row, i): np.zeros(e.length, int) for i, e in enumerate(entries) for row in range(12)
     }

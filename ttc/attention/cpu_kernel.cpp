@@ -57,7 +57,7 @@ struct Call {
   const Task* tasks;
   int64_t tasks_count;
   const Piece* pieces;
-  const int64_t *starts, *positions, *own_places, *own_starts;
+  const int64_t *starts, *positions, *own_starts;
   int64_t rows;
   const int64_t *part_first, *parts;  // parts: null where no tasks share a row
   float* part_out;                    // (slots, heads, value_dim)
@@ -427,11 +427,11 @@ Run piece_of(const Call& call, int64_t head, const Piece& piece) {
 // A task's own keys, those of its rows included.
 template <typename Number>
 Run own_keys(const Call& call, int64_t head, const Task& task) {
-  const int64_t owner = call.own_places[task.own_row], start = call.own_starts[task.own_row];
+  const int64_t owner = task.own_row, start = call.own_starts[owner];
   const int64_t keys = call.positions[task.own_row] - start + task.end - task.own_row;
   if (call.owners) {
     const Place& place = call.owners[owner];
-    const int64_t first = call.own_firsts[task.own_row];
+    const int64_t first = call.own_firsts[owner];
     return {place.key + (head * place.key_head + first * place.key_token) * Number::SIZE,
             place.key_token * Number::SIZE,
             place.value + (head * place.value_head + first * place.value_token) * Number::SIZE,

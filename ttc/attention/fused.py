@@ -21,7 +21,8 @@ SWITCH = "TTC_FUSED"
 operation."""
 
 NewKV = tuple[int, int, Storage, int]
-"""Where new tokens' KV stays: the first row, how many rows, the KV, and its first token to fill."""
+"""Where new tokens' KV stays: the first row, how many rows, the storage, and its first token to
+fill."""
 
 
 class FusedAttention(Protocol):
@@ -51,31 +52,28 @@ class FusedAttention(Protocol):
 
     def advance(self) -> None: ...
 
-    def advance_by(self, counts: Sequence[int]) -> None: ...
-
 
 def fused_attention(
     entries: Sequence[Piece],
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
-    tails: tuple[Sequence[int], Sequence[int]] | None = None,
+    filled: Sequence[int] | None = None,
     new: Sequence[NewKV] = (),
     owners: tuple[Sequence[Any], Sequence[int]] | None = None,
 ) -> FusedAttention | None:
     """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type
     and device, or PyTorch's operations are faster.
 
-    runs, tails, owners: see `PlanArrays`. q: (kv_heads, groups, rows, dim).
+    runs, filled, owners: see `PlanArrays`. new: what `store` writes.
+    q: (kv_heads, groups, rows, dim).
     """
     if os.environ.get(SWITCH) == "0":
         return None
     if q.device.type == "cpu":
-        return fused_cpu.fused_attention(entries, runs, positions, q, tails, owners)
-    if owners is not None:
-        return None  # not written yet
+        return fused_cpu.fused_attention(entries, runs, positions, q, filled, owners)
     attention_on = _attention_on(q.device.type)
-    return attention_on and attention_on(entries, runs, positions, q, tails, new)
+    return attention_on and attention_on(entries, runs, positions, q, filled, new, owners)
 
 
 @cache

@@ -81,13 +81,13 @@ class CompiledAttention:
         tasks = arrays.tasks
         rows = tasks[:, 1] - tasks[:, 0]
         keys = np.concatenate([[0], arrays.pieces[:, 2].cumsum()])
-        in_tail = tasks[:, 5] >= 0
-        own_row = tasks[in_tail, 5]
-        own_keys = tasks[in_tail, 1] - own_row + (arrays.positions - arrays.own_starts)[own_row]
-        self.own_rows = int(rows[in_tail].sum())
+        has_own = tasks[:, 5] >= 0
+        own_row = tasks[has_own, 5]
+        own_keys = tasks[has_own, 1] - own_row + (arrays.positions - arrays.own_starts)[own_row]
+        self.own_rows = int(rows[has_own].sum())
         self.pairs = int(
             (rows * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum()
-            + (rows[in_tail] * own_keys).sum()
+            + (rows[has_own] * own_keys).sum()
         )
 
     def counters_for(self, threads: int) -> np.ndarray:
@@ -97,10 +97,6 @@ class CompiledAttention:
     def advance(self) -> None:
         self.arrays.positions += 1
         self.pairs += self.own_rows
-
-    def advance_by(self, counts: Sequence[int]) -> None:
-        self.arrays.positions += np.array(counts, np.int64)
-        self.pairs += sum(counts)
 
     def takes(self, layer: Layer, q: Tensor) -> bool:
         return q.dtype == self.dtype and layer.recent is None
@@ -191,7 +187,7 @@ class CompiledAttention:
             scratch.ctypes.data + -scratch.ctypes.data % 64, stride, threads,
             arrays.tasks.ctypes.data, len(arrays.tasks), arrays.pieces.ctypes.data,
             arrays.starts.ctypes.data, arrays.positions.ctypes.data,
-            arrays.own_places.ctypes.data, arrays.own_starts.ctypes.data, arrays.rows,
+            arrays.own_starts.ctypes.data, arrays.rows,
             arrays.part_first.ctypes.data, arrays.parts.ctypes.data if arrays.slots else 0,
             part_out, part_out + 4 * arrays.slots * heads * value_dim,
             kv_heads, groups, dim, value_dim, queries,
@@ -205,7 +201,7 @@ def fused_attention(
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
-    tails: tuple[Sequence[int], Sequence[int]] | None = None,
+    filled: Sequence[int] | None = None,
     owners: tuple[Sequence[Any], Sequence[int]] | None = None,
 ) -> CompiledAttention | None:
     codec = next((entry.kv.codec for entry in entries), None)
@@ -214,7 +210,7 @@ def fused_attention(
     if compiled is None or (long_runs and q.dtype == torch.bfloat16 and has_tiles()):
         return None
     return CompiledAttention(
-        PlanArrays(entries, runs, positions, q.shape[1], tails, owners=owners), q.dtype, compiled
+        PlanArrays(entries, runs, positions, q.shape[1], filled, owners=owners), q.dtype, compiled
     )
 
 

@@ -144,12 +144,17 @@ class Plan:
     def kernel_for(self, q: Tensor) -> FusedAttention | None:
         runs = [(run.rows.start, run.rows.stop) for run in self.runs]
         if not self.in_storages:
-            return fused_attention(self.pieces, runs, self.positions, q)
-        rows = range(len(runs))
+            new = [
+                (rows.start, rows.stop - rows.start, storage, first)
+                for rows, storage, first in self._places()
+            ]
+            if self.stream is not None or not all(_takes_new(storage) for *_, storage, _ in new):
+                new = []
+            return fused_attention(self.pieces, runs, self.positions, q, new=new)
         places = [run.places[0] for run in self.runs]
         owners = [place.storage for place in places], [place.first for place in places]
-        filled = [self.passes] * len(rows)
-        return fused_attention(self.pieces, runs, self.positions, q, (rows, filled), owners=owners)
+        filled = [self.passes] * len(runs)
+        return fused_attention(self.pieces, runs, self.positions, q, filled, owners=owners)
 
     # ---------------------------------------------------------------- a layer
 
@@ -197,7 +202,8 @@ class Plan:
             assert near is not None
             own = near.keys[None], near.values[None]  # not read where owners are told
             return fused.attend(layer, q, *own, (key, value))
-        self.store(layer.index, key, value)
+        if self.passes or not fused.store(layer.index, key, value):
+            self.store(layer.index, key, value)
         # each row may begin a run of keys, so owners are as far apart as tokens
         new = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
         keys, values = (x.as_strided((1, *x.shape), (x.stride(1), *x.stride())) for x in new)

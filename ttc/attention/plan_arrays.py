@@ -10,16 +10,16 @@ a CPU and a GPU kernel; addresses are in bytes, strides in numbers of the KV's t
                                      values by head and token; all 0 where the layer is not on the
                                      device
     positions  (rows,)               position of each row's token
-    own_places, own_starts (rows,)   of a row that own keys begin with: which of those with own keys
-                                     it is, and the position of the first of its own keys
+    own_starts (rows,)               of a row that own keys begin with, the position of the first
     part_first (rows + 1,), parts    row r merges the slots parts[part_first[r]:part_first[r + 1]]
 
 A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own
-row is -1, own keys (a decode step: the tail of the row `own row`; else the new tokens from that row
-on, causal), as many as its position is behind their start, and those of this pass. Rows that attend
-the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its
-keys are cut too, into even parts of about `KeySplit.keys`, or of n times as many where the rows are
-n tasks already; a tail is not cut, and is a part by itself where there are several, unless these
+row is -1, own keys (a decode step: what the row `own row` has written since the plan was made; else
+the new tokens from that row on, causal), as many as its position is behind their start, and those
+of this pass. Rows that attend the same entries are one task, cut so that a task has at most
+`QUERIES` queries for a KV head; its keys are cut too, into even parts of about `KeySplit.keys`, or
+of n times as many where the rows are n tasks already; own keys are not cut, and are a part of their
+own where there are several, unless these
 are much longer. Where tasks share rows,
 task t leaves the sums for its row r in slot `slot + r - first row`; a task of slot -1 is alone with
 its rows and writes the result itself. On a CPU how rows are cut depends on neither the layer, nor
@@ -47,8 +47,8 @@ KEYS = 512
 task costs at all, few enough to share among threads."""
 
 LONG_PART = 1024
-"""A tail is read with the last of several parts where these have at least so many keys: it is short
-beside them."""
+"""Own keys are read with the last of several parts where these have at least so many keys: they are
+few beside them."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,9 @@ class PlanArrays:
     """The arrays of a plan (see above).
 
     runs: the rows of each run of new tokens, first and end. groups: query heads of a KV head.
-    tails: of a decode step, the number of each row's tail, and the tokens that it holds; else the
-        own keys of a run are those of its rows.
-    owners: the KV that each tail lies in, and its first token there, where they are not rows of one
-        buffer.
+    filled: of a decode step, how many own keys each row has; else those of a run are of its rows.
+    owners: the storage that each row's own keys lie in, and the first of them there, where they are
+        not rows of one buffer.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class PlanArrays:
         runs: Sequence[tuple[int, int]],
         positions: Sequence[int],
         groups: int,
-        tails: tuple[Sequence[int], Sequence[int]] | None = None,
+        filled: Sequence[int] | None = None,
         cut: KeySplit | None = None,
         owners: tuple[Sequence[Any], Sequence[int]] | None = None,
     ):
@@ -89,9 +88,7 @@ class PlanArrays:
         self.rows = len(positions)
         self.groups = groups
         self.positions = np.array(positions, np.int64)
-        places, filled = (range(self.rows), 0) if tails is None else tails
-        self.own_places = np.array(places, np.int64)
-        self.own_starts = self.positions - np.array(filled, np.int64)
+        self.own_starts = self.positions - np.array(0 if filled is None else filled, np.int64)
         self.own_addresses: np.ndarray | None = None
         self.own_firsts = np.empty(0, np.int64)
         if owners is not None:
@@ -99,7 +96,7 @@ class PlanArrays:
             self.own_firsts = np.array(owners[1], np.int64)
         self.firsts = np.array([entry.first for entry in entries], np.int64)
         self.starts = np.array([entry.start for entry in entries], np.int64) - self.firsts
-        self._cut(runs, task_rows(groups), tails is not None)
+        self._cut(runs, task_rows(groups), filled is not None)
         # what the addresses point to must outlive them
         self.addresses, self.read = addresses_of([entry.kv for entry in entries])
         self.absent: list[set[int]] = [set() for _ in self.addresses]
@@ -119,9 +116,9 @@ class PlanArrays:
         keys = begins[stops] - line
         blocks = np.maximum(1, np.rint(keys / (self.cut.keys * spans)).astype(np.int64))
         has_own = np.isin(self._numbers(ranges), self._numbers(np.array(runs)))
-        tail_alone = has_own & (blocks > 1) & (decoding and self.cut.keys < LONG_PART)
+        own_alone = has_own & (blocks > 1) & (decoding and self.cut.keys < LONG_PART)
 
-        parts = blocks + tail_alone
+        parts = blocks + own_alone
         of, part = np.arange(len(ranges)).repeat(parts), _count_up(parts)
         part_first = line[of] + keys[of] * np.minimum(part, blocks[of]) // blocks[of]
         part_end = line[of] + keys[of] * np.minimum(part + 1, blocks[of]) // blocks[of]
@@ -212,6 +209,11 @@ class PlanArrays:
         rows = self.tasks[:, 0].repeat(lengths) + _count_up(lengths)
         self.parts = np.argsort(rows, kind="stable")  # slots, by row
         self.part_first = np.concatenate([[0], np.bincount(rows, minlength=self.rows).cumsum()])
+
+    @property
+    def layers(self) -> int:
+        own = self.own_addresses
+        return max(len(self.addresses), 0 if own is None else len(own))
 
     def absent_from(self, layer: int) -> set[int]:
         """The entries that are not on the device in this layer."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ttc.attention.plan import Plan
+from ttc.memory.storage import Storage
 from ttc.passes.runtime import Runtime
 from ttc.residency.resident import Resident
 from ttc.scheduler.rows import Row, rows_of
 from ttc.scheduler.seams import DraftChecks
 from ttc.scheduler.stops import Gate
-from ttc.tree.segment import Segment
 
 SHARE = 8
 """In the long run, at most one token in so many has a pass made for nothing."""
@@ -24,7 +24,7 @@ class PassAhead:
 
     What it gives is used for the rows that decode on, for no row's logits depend on the others. A
         pass that does not fit the next token is dropped, and made again. It then writes the same KV
-        to the same places, and what it has written of rows that ended lies beyond their tails. So
+        to the same places, and what it has written of rows that ended lies behind theirs. So
         results and usage are those without it.
 
     launched, used: how many passes were so far.
@@ -34,7 +34,7 @@ class PassAhead:
         self.runtime = runtime
         self.launched = 0
         self.used = 0
-        self._rows: dict[Row, tuple[int, Segment]] = {}  # their numbers in the pass, and leaves
+        self._rows: dict[Row, tuple[int, Storage]] = {}  # their numbers in the pass, and storages
         self._logits: Tensor | None = None  # None while no pass is ahead
         self._credit = 2 * SHARE  # a token gives 1, a dropped pass takes SHARE
 
@@ -58,7 +58,7 @@ class PassAhead:
     def launch(self, rows: Sequence[Row], plan: Plan, tokens: Tensor) -> None:
         """Make the pass of tokens that the device has. The plan counts it when it is used."""
         self._logits = self.runtime.runner.forward(tokens, plan)
-        self._rows = {row: (i, row.branch.leaf) for i, row in enumerate(rows)}
+        self._rows = {row: (i, row.branch.leaf.storage) for i, row in enumerate(rows)}
         self.launched += 1
 
     def take(self, rows: Sequence[Row]) -> Tensor | None:
@@ -77,8 +77,8 @@ class PassAhead:
         return logits if places == [*range(len(logits))] else rows_of(logits, places)
 
     def _knows(self, row: Row) -> bool:
-        """Whether a row was in the pass, and its tail still begins at the same token."""
-        return row in self._rows and self._rows[row][1] is row.branch.leaf
+        """Whether a row was in the pass, and still writes where it did."""
+        return row in self._rows and self._rows[row][1] is row.branch.leaf.storage
 
     def drop(self) -> None:
         if self._logits is not None:

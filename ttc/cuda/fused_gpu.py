@@ -126,7 +126,9 @@ class TritonAttention:
     ) -> Partial:
         if self.on_device is None:
             self.on_device = self._upload(q.device)
-        return attend(self.kernels, self.on_device, layer, q, (own_keys, own_values), new)
+        own = self.arrays.own_addresses is None
+        key, value = (own_keys[0], own_values[0]) if own or new is None else new
+        return attend(self.kernels, self.on_device, layer, q, key, value, not own)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
         if not len(self.stores):
@@ -150,16 +152,10 @@ class TritonAttention:
         if self.on_device is not None:
             self.on_device.positions += 1
 
-    def advance_by(self, counts: Sequence[int]) -> None:
-        self.arrays.positions += np.array(counts, np.int64)
-        if self.on_device is not None:
-            positions = self.on_device.positions
-            positions[: len(counts)] += torch.tensor(counts, device=positions.device)
-
     def _upload(self, device: torch.device) -> GpuArrays:
         arrays = self.arrays
         layout = KVLayout.of(arrays, self.dtype)
-        made = GpuArrays(Room.of(arrays), arrays.groups, len(arrays.addresses), layout, device)
+        made = GpuArrays(Room.of(arrays), arrays.groups, arrays.layers, layout, device)
         made.large_rows = arrays.max_rows
         made.fill(arrays, arrays.tasks)
         return made
@@ -170,25 +166,25 @@ def attend(
     arrays: GpuArrays,
     layer: Layer,
     q: Tensor,
-    own: tuple[Tensor, Tensor] | None,
-    new: tuple[Tensor, Tensor] | None,
+    key: Tensor,
+    value: Tensor,
+    in_storages: bool,
     out_dtype: torch.dtype = torch.float32,
 ) -> Partial:
     """A layer's attention by the plan that `arrays` holds. See `FusedAttention.attend`.
 
-    own: own keys and values; None for tails whose places are in `arrays`. out_dtype: of what it
-        returns; the model's own where nothing is merged with it any more.
+    key, value: the new ones, (kv_heads, rows, dim). in_storages: they are written where `arrays`
+        says, behind what each row attends there. out_dtype: of what it returns; the model's own
+        where nothing is merged with it any more.
     """
     kv_heads, groups, rows, dim = q.shape
-    q = _with_dense_rows(q)
-    own_keys, own_values = own or (q, q)  # not read where places say
-    new_key, new_value = map(_with_dense_rows, new or (own_keys[0], own_values[0]))
-    value_dim = new_value.shape[-1]
+    q, key, value = map(_with_dense_rows, (q, key, value))
+    value_dim = value.shape[-1]
     heads, device = kv_heads * groups, q.device
     out = torch.empty(rows, kv_heads, groups, value_dim, dtype=out_dtype, device=device)
     lse = torch.empty(rows, kv_heads, groups, device=device)
     part_out, part_sum = arrays.sums(heads, value_dim)
-    places, tails = arrays.of_layer(layer.index)
+    places, owners = arrays.of_layer(layer.index)
     room, layout, sizes = arrays.room, arrays.layout, tiles(dim, value_dim, q.dtype)
     most = groups * arrays.large_rows
     # a layer may have more heads in a group than that by which tasks were called small
@@ -202,15 +198,14 @@ def attend(
                 continue
             kernels.attend_tasks[count, kv_heads, -(-queries // tile)](
                 q, *q.stride()[:3], out, lse, part_out, part_sum,
-                own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
-                new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
+                key, *key.stride()[:2], value, *value.stride()[:2],
                 arrays.tasks[6 * first :], arrays.pieces, arrays.starts, places, arrays.positions,
-                arrays.own_places, arrays.own_starts, tails,
+                arrays.own_starts, owners, arrays.own_firsts,
                 layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim,
-                value_dim, GROUPS=groups, TILE=tile, NEW=new is not None, PLACES=own is None,
+                value_dim, GROUPS=groups, TILE=tile, OWNERS=in_storages,
                 CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu",
                 PACKED=layout.packed, ALIGN=layout.alignment,
-                BYTES=layout.alignment * layout.number_bytes, TAIL_ALIGN=layout.tail_alignment,
+                BYTES=layout.alignment * layout.number_bytes, OWN_ALIGN=layout.own_alignment,
                 BLOCK=sizes.keys, WIDTH=_width(dim), VALUE_WIDTH=_width(value_dim),
                 num_warps=WARPS, num_stages=sizes.stages, maxnreg=MAX_REGISTERS,
             )  # fmt: skip
@@ -234,16 +229,15 @@ def fused_attention(
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,
-    tails: tuple[Sequence[int], Sequence[int]] | None = None,
+    filled: Sequence[int] | None = None,
     new: Sequence[tuple[int, int, Storage, int]] = (),
+    owners: tuple[Sequence[Any], Sequence[int]] | None = None,
 ) -> TritonAttention | None:
     module = kernels(q.device) if q.dtype in DTYPES else None
     if module is None:
         return None
-    if any(kv.codec is not None for _, _, kv, _ in new):
-        new = ()  # the codec packs them
     cut = cut_for(entries, runs, q.shape[1], q.shape[0], q.device)
-    arrays = PlanArrays(entries, runs, positions, q.shape[1], tails, cut)
+    arrays = PlanArrays(entries, runs, positions, q.shape[1], filled, cut, owners)
     return TritonAttention(arrays, q.dtype, module, new)
 
 

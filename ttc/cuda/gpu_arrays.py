@@ -12,18 +12,13 @@ from torch import Tensor
 
 from ttc.attention.plan_arrays import PlanArrays, even, task_rows
 from ttc.memory.small_copies import staged
-from ttc.memory.storage import Storage
 
 SMALL_TILE = 16
-"""Queries that a program of a small task takes: the least that a matrix product takes. The tail of
-one row, and what few rows share, are such tasks."""
+"""Queries that a program of a small task takes: the least that a matrix product takes. What one
+row has written, and what few rows share, are such tasks."""
 
 ROWS_BY_POWER = 64
 """Up to so many rows, room for them is a power of two, and beyond a multiple of this number."""
-
-TAIL = 8
-"""Numbers that say where a layer's tails lie: the addresses of keys and values, then of each the
-strides by row, head and token."""
 
 Parts = tuple[Tensor, Tensor]
 
@@ -85,52 +80,39 @@ def filled_up(arrays: PlanArrays) -> tuple[np.ndarray, Room]:
     return tasks, room
 
 
-def tails_of(kv: Storage) -> np.ndarray:
-    """Where tails lie on the device, (layers, TAIL)."""
-    rows = []
-    for copy in kv.device:
-        assert copy is not None
-        keys, values = copy.both
-        rows.append((keys.data_ptr(), values.data_ptr(), *keys.stride()[:3], *values.stride()[:3]))
-    return np.array(rows, np.int64).reshape(-1, TAIL)
-
-
 @dataclass(frozen=True)
 class KVLayout:
     """How KV lies. packed: the kind of the codec that entries are kept by, "" without one.
     alignment: what all strides of entries are a multiple of, in their numbers, and addresses, in as
-    many bytes. tail_alignment: the same of tails.
+    many bytes. own_alignment: the same of the rows' storages.
     """
 
     packed: str
     alignment: int
     number_bytes: int
-    tail_alignment: int
+    own_alignment: int
 
     @classmethod
-    def of(
-        cls, arrays: PlanArrays, dtype: torch.dtype, tails: np.ndarray | None = None
-    ) -> KVLayout:
-        """Of a plan's entries and, where a kernel finds them by their places, tails."""
+    def of(cls, arrays: PlanArrays, dtype: torch.dtype) -> KVLayout:
         codecs = {entry.kv.codec for entry in arrays.entries}
         codec = next(iter(codecs), None)
         wide = dtype.itemsize
         size, step = (wide, 16 // wide) if codec is None else (1, 4)
         aligned = _all_multiples(arrays.addresses.reshape(-1, 6), step * size, step)
-        tail_step = 16 // wide
-        tails_aligned = tails is None or _all_multiples(tails, 16, tail_step)
+        own, own_step = arrays.own_addresses, 16 // wide
+        own_aligned = own is None or _all_multiples(own.reshape(-1, 6), 16, own_step)
         return cls(
             "" if codec is None else codec.kind,
             step if aligned else 1,
             size,
-            tail_step if tails_aligned else 1,
+            own_step if own_aligned else 1,
         )
 
     def serves(self, other: KVLayout) -> bool:
         return (
             self.packed == other.packed
             and other.alignment % self.alignment == 0
-            and other.tail_alignment % self.tail_alignment == 0
+            and other.own_alignment % self.own_alignment == 0
         )
 
 
@@ -152,7 +134,7 @@ class GpuArrays:
         sizes = [
             room.rows, room.rows, 6 * (room.small + room.large), 3 * room.pieces, room.entries,
             6 * layers * room.entries, room.rows, room.rows, room.rows + 1, room.slots,
-            TAIL * layers,
+            6 * layers * room.rows,
         ]  # fmt: skip
         self._ends = np.cumsum([size + size % 2 for size in sizes])
         self._all = torch.zeros(int(self._ends[-1]), dtype=torch.int64, device=device)
@@ -160,28 +142,30 @@ class GpuArrays:
         views = [part[:size] for part, size in zip(parts, sizes, strict=True)]
         self.tokens, self.positions, *views = views
         self.tasks, self.pieces, self.starts, self.addresses, *views = views
-        self.own_places, self.own_starts, self.part_first, self.parts, self.tails = views
+        self.own_firsts, self.own_starts, self.part_first, self.parts, self.owners = views
         self._parts: dict[tuple[int, int], Parts] = {}
 
     @property
     def device(self) -> torch.device:
         return self._all.device
 
-    def fill(self, arrays: PlanArrays, tasks: np.ndarray, tails: np.ndarray | None = None) -> None:
+    def fill(self, arrays: PlanArrays, tasks: np.ndarray) -> None:
         room, small = self.room, _are_small(tasks, self.groups)
         all_tasks = np.zeros((room.small + room.large, 6), np.int64)
         all_tasks[: small.sum()] = tasks[small]
         all_tasks[room.small : room.small + len(tasks) - small.sum()] = tasks[~small]
         addresses = np.zeros((self.layers, room.entries, 6), np.int64)
         addresses[: len(arrays.addresses), : len(arrays.entries)] = arrays.addresses
+        owners = np.zeros((self.layers, room.rows, 6), np.int64)
+        if arrays.own_addresses is not None:
+            owners[:, : arrays.rows] = arrays.own_addresses
         part_first = np.full(room.rows + 1, len(arrays.parts), np.int64)
         part_first[: len(arrays.part_first)] = arrays.part_first
         nothing = np.zeros(0, np.int64)
         self._put(
             [
                 nothing, arrays.positions, all_tasks, arrays.pieces, arrays.starts, addresses,
-                arrays.own_places, arrays.own_starts, part_first, arrays.parts,
-                nothing if tails is None else tails,
+                arrays.own_firsts, arrays.own_starts, part_first, arrays.parts, owners,
             ]
         )  # fmt: skip
 
@@ -201,10 +185,11 @@ class GpuArrays:
         self._all[start : start + int(ends[-1])].copy_(together, non_blocking=True)
 
     def of_layer(self, index: int) -> tuple[Tensor, Tensor]:
-        size = 6 * self.room.entries
+        """Where a layer's entries lie, and the rows' storages."""
+        size, own_size = 6 * self.room.entries, 6 * self.room.rows
         return (
             self.addresses[index * size : (index + 1) * size],
-            self.tails[index * TAIL : (index + 1) * TAIL],
+            self.owners[index * own_size : (index + 1) * own_size],
         )
 
     def sums(self, heads: int, value_dim: int) -> Parts:

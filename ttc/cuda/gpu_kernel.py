@@ -101,17 +101,17 @@ def attend_run(
 @triton.jit
 def attend_tasks(
     q_at, q_head, q_group, q_row, out_at, lse_at, part_out, part_sum,
-    own_key, own_key_row, own_key_head, own_key_token, own_value, own_value_row, own_value_head,
-    own_value_token, new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-    tasks, pieces, starts, addresses, positions, own_places, own_starts, tails, window, chunk,
-    scale, softcap, dim, value_dim, GROUPS: tl.constexpr, TILE: tl.constexpr, NEW: tl.constexpr,
-    PLACES: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr, PACKED: tl.constexpr,
-    ALIGN: tl.constexpr, BYTES: tl.constexpr, TAIL_ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+    new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
+    tasks, pieces, starts, addresses, positions, own_starts, owners, own_firsts, window, chunk,
+    scale, softcap, dim, value_dim, GROUPS: tl.constexpr, TILE: tl.constexpr,
+    OWNERS: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr, PACKED: tl.constexpr,
+    ALIGN: tl.constexpr, BYTES: tl.constexpr, OWN_ALIGN: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Some tasks of a layer: program (task, KV head, tile of queries). With PLACES, `tails` says
-    where own keys and values lie. PACKED: of entries, see `attend_run`. ALIGN, BYTES: what the
-    strides of entries, and their addresses, are multiples of. TAIL_ALIGN: strides of tails."""
+    """Some tasks of a layer: program (task, KV head, tile of queries). With OWNERS, own keys and
+    values lie in storages, and the new ones are written there; else own ones are the new ones.
+    PACKED: of entries, see `attend_run`. ALIGN, BYTES: what the strides of entries, and their
+    addresses, are multiples of. OWN_ALIGN: strides of the rows' storages."""
     kv_type = q_at.dtype
     if PACKED != "":
         kv_type = tl.pointer_type(tl.int8)
@@ -155,41 +155,39 @@ def attend_tasks(
             WIDEN, PACKED, BLOCK, WIDTH, VALUE_WIDTH,
         )  # fmt: skip
     if own_row >= 0:
-        owner, start = tl.load(own_places + own_row), tl.load(own_starts + own_row)
+        start = tl.load(own_starts + own_row)
         filled = tl.load(positions + own_row) - start
-        if PLACES:
-            tail_key = tl.load(tails).to(q_at.dtype)
-            tail_value = tl.load(tails + 1).to(q_at.dtype)
-            key_row = tl.multiple_of(tl.load(tails + 2), TAIL_ALIGN)
-            key_head = tl.multiple_of(tl.load(tails + 3), TAIL_ALIGN)
-            tail_key_token = tl.multiple_of(tl.load(tails + 4), TAIL_ALIGN)
-            value_row = tl.multiple_of(tl.load(tails + 5), TAIL_ALIGN)
-            value_head = tl.multiple_of(tl.load(tails + 6), TAIL_ALIGN)
-            tail_value_token = tl.multiple_of(tl.load(tails + 7), TAIL_ALIGN)
+        fresh_key = new_key + head * new_key_head + own_row * new_key_row
+        fresh_value = new_value + head * new_value_head + own_row * new_value_row
+        if OWNERS:
+            place, first = owners + 6 * own_row, tl.load(own_firsts + own_row)
+            own_key_token = tl.multiple_of(tl.load(place + 3), OWN_ALIGN)
+            own_value_token = tl.multiple_of(tl.load(place + 5), OWN_ALIGN)
+            own_key = tl.load(place).to(q_at.dtype) + tl.multiple_of(
+                head * tl.load(place + 2) + first * own_key_token, OWN_ALIGN
+            )
+            own_value = tl.load(place + 1).to(q_at.dtype) + tl.multiple_of(
+                head * tl.load(place + 4) + first * own_value_token, OWN_ALIGN
+            )
+            if OWN_ALIGN > 1:
+                own_key, own_value = tl.multiple_of(own_key, 16), tl.multiple_of(own_value, 16)
         else:
-            tail_key, tail_value = own_key, own_value
-            key_row, key_head, tail_key_token = own_key_row, own_key_head, own_key_token
-            value_row, value_head, tail_value_token = own_value_row, own_value_head, own_value_token
-        tail_key = tail_key + owner * key_row + head * key_head
-        tail_value = tail_value + owner * value_row + head * value_head
-        if PLACES and TAIL_ALIGN > 1:
-            tail_key, tail_value = tl.multiple_of(tail_key, 16), tl.multiple_of(tail_value, 16)
-        fresh_key = new_key + head * new_key_head + row * new_key_row
-        fresh_value = new_value + head * new_value_head + row * new_value_row
+            own_key, own_key_token = fresh_key, new_key_row
+            own_value, own_value_token = fresh_value, new_value_row
         top, total, out = attend_run(
-            top, total, out, q, position, low, high, tail_key, tail_key_token, tail_value,
-            tail_value_token, fresh_key, fresh_value, filled, filled + end - own_row, start,
-            window, chunk, scale, softcap, dim, value_dim, True, NEW, CAPPED, WIDEN, "", BLOCK,
-            WIDTH, VALUE_WIDTH,
+            top, total, out, q, position, low, high, own_key, own_key_token, own_value,
+            own_value_token, fresh_key, fresh_value, filled, filled + end - own_row, start, window,
+            chunk, scale, softcap, dim, value_dim, True, OWNERS, CAPPED, WIDEN, "", BLOCK, WIDTH,
+            VALUE_WIDTH,
         )  # fmt: skip
-        if NEW:
+        if OWNERS:
             tl.store(
-                tail_key + filled * tail_key_token + d,
+                own_key + filled * own_key_token + d,
                 tl.load(fresh_key + d, mask=d < dim),
                 mask=d < dim,
             )
             tl.store(
-                tail_value + filled * tail_value_token + v,
+                own_value + filled * own_value_token + v,
                 tl.load(fresh_value + v, mask=v < value_dim),
                 mask=v < value_dim,
             )

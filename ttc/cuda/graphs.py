@@ -27,7 +27,6 @@ from ttc.cuda.gpu_arrays import (
     Room,
     filled_up,
     room_for_rows,
-    tails_of,
 )
 from ttc.model.running.model_changes import Watch
 
@@ -154,13 +153,14 @@ class Graphs:
             self._graphs.clear()
             self.checked = False
         if self._like is not None:
-            plan.prepare(self._like)
+            plan.kernel_on(self._like)
         fused = plan.fused
         if not isinstance(fused, TritonAttention) or not _is_fixed(plan):
             return None
         if self._like is None:
-            kv_heads = plan.tails.on_device(0).keys.shape[1]
-            shape = kv_heads, fused.arrays.groups, 0
+            near = plan.runs[0].places[0].storage.device[0]
+            assert near is not None
+            shape = near.keys.shape[0], fused.arrays.groups, 0
             self._like = torch.empty(shape, dtype=fused.dtype, device=self.device)
         rows = room_for_rows(len(tokens))
         recorded = self._graphs.get(rows)
@@ -185,12 +185,11 @@ class Graphs:
         fused: TritonAttention,
         plan: Plan,
     ) -> bool:
-        tails = tails_of(plan.tails)
-        layout = KVLayout.of(fused.arrays, fused.dtype, tails)
+        layout = KVLayout.of(fused.arrays, fused.dtype)
         arrays = recorded.arrays
         if not arrays.room.holds(needed) or not arrays.layout.serves(layout):
             return False
-        arrays.fill(fused.arrays, tasks, tails)
+        arrays.fill(fused.arrays, tasks)
         recorded.holds = ref(plan)
         return True
 
@@ -202,10 +201,9 @@ class Graphs:
         fused: TritonAttention,
         plan: Plan,
     ) -> Tensor | None:
-        tails = tails_of(plan.tails)
-        layout = KVLayout.of(fused.arrays, fused.dtype, tails)
-        arrays = GpuArrays(room, fused.arrays.groups, len(tails), layout, self.device)
-        arrays.fill(fused.arrays, tasks, tails)
+        layout = KVLayout.of(fused.arrays, fused.dtype)
+        arrays = GpuArrays(room, fused.arrays.groups, fused.arrays.layers, layout, self.device)
+        arrays.fill(fused.arrays, tasks)
         arrays.next_pass(tokens, plan.positions)
         by_kernel = _ByKernel(arrays, fused.kernels, fused.dtype)
 
@@ -280,7 +278,7 @@ class _ByKernel:
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         if q.dtype != self.dtype or layer.recent is not None:
             raise RuntimeError(f"the kernel does not take layer {layer.index}")
-        return attend(self.kernels, self.arrays, layer, q, None, (key, value), self.dtype)
+        return attend(self.kernels, self.arrays, layer, q, key, value, True, self.dtype)
 
     def turn(self, layers: tuple[int, ...]) -> int:
         raise RuntimeError(f"one module serves the layers {', '.join(map(str, layers))}")
@@ -304,14 +302,13 @@ class _NoWaiting(TorchDispatchMode):
 
 
 def _is_fixed(plan: Plan) -> bool:
-    tails, fused = plan.tails, plan.fused
+    """Whether the pass is the kernel's alone."""
+    fused, storages = plan.fused, [run.places[0].storage for run in plan.runs]
     return (
         plan.stream is None
         and fused is not None
         and not any(fused.arrays.absent)
-        and None not in tails.device
-        and not any(tails.host)
-        and tails.inputs is None
+        and not any(any(storage.host) or storage.inputs is not None for storage in storages)
     )
 
 

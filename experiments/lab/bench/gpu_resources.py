@@ -26,8 +26,7 @@ DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 DIMS = (64, 128, 256)
 CASE: dict[str, Any] = {
     "GROUPS": 4,
-    "NEW": True,
-    "PLACES": True,
+    "OWNERS": True,
     "CAPPED": True,
     "WIDEN": False,
     "PACKED": "",
@@ -112,13 +111,13 @@ def _source(variant: Variant) -> Any:
         "TILE": variant.queries,
         "ALIGN": 16 // variant.dtype.itemsize,
         "BYTES": 16,
-        "TAIL_ALIGN": 16 // variant.dtype.itemsize,
+        "OWN_ALIGN": 16 // variant.dtype.itemsize,
         "BLOCK": size.keys,
         "WIDTH": variant.dim,
         "VALUE_WIDTH": variant.dim,
     }
     kv = "*" + DTYPES[variant.dtype]
-    types = dict.fromkeys(("q_at", "own_key", "own_value", "new_key", "new_value"), kv)
+    types = dict.fromkeys(("q_at", "new_key", "new_value"), kv)
     types |= dict.fromkeys(("out_at", "lse_at", "part_out", "part_sum"), "*fp32")
     numbers = (
         "tasks",
@@ -126,9 +125,9 @@ def _source(variant: Variant) -> Any:
         "starts",
         "addresses",
         "positions",
-        "own_places",
         "own_starts",
-        "tails",
+        "owners",
+        "own_firsts",
     )
     types |= dict.fromkeys(numbers, "*i64")
     types |= {"scale": "fp32", "softcap": "fp32"} | dict.fromkeys(constants, "constexpr")

@@ -104,7 +104,7 @@ def counted(plan: Plan, way: str, groups: int) -> Keys:
         common = sum(e.length for e in plan.pieces if (e.rows.start, e.rows.stop) == (0, rows))
         return Keys(common + attended - rows * common, attended, 2 * rows if common else 0)
     runs = [(row, row + 1) for row in range(rows)]
-    own = range(rows), [plan.passes] * rows
+    own = [plan.passes] * rows
     arrays = PlanArrays(plan.pieces, runs, plan.positions, groups, own)
     read = 0
     for _, _, first_piece, end_piece, _, own_row in arrays.tasks.tolist():

@@ -36,7 +36,7 @@ from ttc import (
 )
 from ttc.cuda.ahead import SHARE
 from ttc.sampling import queue_draw
-from ttc.scheduler import rows, running_tails
+from ttc.scheduler import rows, writing
 from ttc.scheduler.batch import RunningBatch
 from ttc.step import Step
 from ttc.trace import Trace
@@ -294,7 +294,7 @@ def test_what_comes_between_two_tokens_changes_no_result(event: str) -> None:
         ("interrupt", 1),
         ("close", 1),
         ("score", 0),
-        ("cut the tree", 1),
+        ("cut the tree", 0),
         ("prefill", 0),
     ],
 )
@@ -309,9 +309,10 @@ def test_rows_that_join_have_the_pass_made_again() -> None:
     assert launched(batch) - used(batch) == 1 and used(batch) > 7
 
 
-def test_full_tails_become_segments_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SHORT_TOKENS", "FIRST_TOKENS", "SHORT_STEP_TOKENS"):
-        monkeypatch.setattr(running_tails, name, 3)
+def test_storages_that_are_full_have_others_follow_as_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writing, "room_for", lambda left, written: min(left, 3))
     found = compared([Ask((20, 20, 20), stop=("z", "a", "b")), Ask((9,), after=3)])
     batch, _ = found.batches
     assert launched(batch) - used(batch) <= 1  # that of the rows that were joined
@@ -343,8 +344,7 @@ def test_schedules_come_to_the_same_with_passes_ahead(
     asked: Sequence[Ask], events: Sequence[tuple[int, str]], eos: bool, room: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SHORT_TOKENS", "FIRST_TOKENS", "SHORT_STEP_TOKENS"):
-            patch.setattr(running_tails, name, room)
+        patch.setattr(writing, "room_for", lambda left, written: min(left, room))
         compared(asked, events, eos)
 
 

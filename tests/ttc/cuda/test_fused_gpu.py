@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import pad
-from ttc.attention.entry import Entry
 
-from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments
+from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments, random_piece
 from tests.helpers.attention import LAYERS, SIGHTS, trees
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
@@ -23,15 +23,16 @@ from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
 from ttc.approximate.quantized_kv import Bytes, CodecKind
-from ttc.attention import extend_plan, plan
+from ttc.attention import plan
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.cuda import fused_gpu
 from ttc.cuda.fused_gpu import TritonAttention, attend
-from ttc.cuda.gpu_arrays import GpuArrays, KVLayout, filled_up, tails_of
+from ttc.cuda.gpu_arrays import GpuArrays, KVLayout, filled_up
 from ttc.memory.kv import LayerShape
 from ttc.step import Step
+from ttc.memory.storage import Storage
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -51,8 +52,7 @@ BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 @pytest.fixture(autouse=True)
 def attend_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give plans the kernels of a GPU, on the CPU too."""
-    for module in (plan, extend_plan):
-        monkeypatch.setattr(module, "fused_attention", fused_gpu.fused_attention)
+    monkeypatch.setattr(plan, "fused_attention", fused_gpu.fused_attention)
 
 
 @pytest.mark.few(1)
@@ -137,35 +137,14 @@ def test_any_new_tokens_are_attended_as_by_softmax(
     case.check(Layer(0, 0.5, None, *sight), BOUND[torch.float32])
 
 
-@pytest.mark.slow
-def test_tails_may_differ_in_length_and_lie_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = DecodeCase(
-        LayerShape(2, 16, 24), 3, [(40, 0, 4), (300, 1, 3)], 6, 70, torch.float32, DEVICE
-    )
-    filled, places, rows = [0, 5, 33, 70], [3, 0, 5, 1], slice(4)
-    positions = [start + n for start, n in zip((40, 340, 340, 40), filled, strict=True)]
-    q, key, value = case.q[:, :, rows], case.key[:, rows], case.value[:, rows]
-    for layer in LAYERS:
-        results = []
-        for fused in (True, False):
-            with monkeypatch.context() as patch:
-                if not fused:
-                    patch.setattr(plan, "fused_attention", lambda *args: None)
-                step = plan.DecodePlan(case.entries, positions, case.tails, filled, places=places)
-                results.append(step.attend(layer, q, key, value))
-                assert (step.fused is not None) == fused
-        for found, right in zip(*results, strict=True):
-            torch.testing.assert_close(found, right, atol=2e-5, rtol=2e-5)
-
-
 def test_what_rows_share_is_read_by_one_task_for_all_of_them() -> None:
     case = DecodeCase(LayerShape(1, 16, 16), 3, [(400, 0, 21), (400, 0, 21)], 21, 0, torch.float32)
-    tasks = PlanArrays(case.entries, [], case.positions, 3).tasks
+    tasks = PlanArrays(case.pieces, [], case.positions, 3).tasks
     assert tasks[:, :2].tolist() == [[0, 21]] * 2  # 63 queries, two blocks of keys
 
 
 @pytest.mark.slow
-def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(
+def test_a_plan_is_uploaded_once_and_goes_on_as_its_storages_grow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     uploads, fill = [], GpuArrays.fill
@@ -184,7 +163,7 @@ def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(
         ):
             torch.testing.assert_close(found.double(), right, atol=2e-5, rtol=2e-5)
         decode.advance()
-        case.filled, case.positions = decode.filled[0], decode.positions
+        case.filled, case.positions = decode.passes, decode.positions
         case.q, case.key, case.value = (
             case.q.roll(1, -1),
             case.key.roll(1, -1),
@@ -197,28 +176,33 @@ def test_a_pass_that_is_filled_up_leaves_what_the_model_takes_without_a_copy() -
     dtype, layer = torch.bfloat16, Layer(0, 0.3)
     case = DecodeCase(LayerShape(2, 16, 16), 2, [(40, 0, 3)], 3, 5, dtype, DEVICE)
     step = case.plan()
-    step.prepare(case.q)
-    fused = step.fused
+    fused = step.kernel_on(case.q)
     assert isinstance(fused, TritonAttention)
     tasks, room = filled_up(fused.arrays)
-    tails = tails_of(case.tails)
-    layout = KVLayout.of(fused.arrays, dtype, tails)
-    assert layout.alignment == layout.tail_alignment == 8  # keys are read 16 bytes at a time
+    layout = KVLayout.of(fused.arrays, dtype)
+    assert layout.alignment == layout.own_alignment == 8  # keys are read 16 bytes at a time
     arrays = GpuArrays(room.with_more(), 2, 1, layout, DEVICE)
-    arrays.fill(fused.arrays, tasks, tails)
+    arrays.fill(fused.arrays, tasks)
     q, key, value = (pad(x, (0, 0, 0, 1)) for x in (case.q, case.key, case.value))
     expected, _ = case.expected(layer)
-    out, lse = attend(fused.kernels, arrays, layer, q, None, (key, value), dtype)
+    out, lse = attend(fused.kernels, arrays, layer, q, key, value, True, dtype)
     torch.testing.assert_close(out[:, :, :3].double(), expected, atol=2e-2, rtol=2e-2)
     assert out[:, :, 3].abs().max() == 0 and lse[:, :, 3].max() == float("-inf")
     assert out.dtype == dtype and out.flatten(0, 1).transpose(0, 1).is_contiguous()
-    assert torch.equal(case.tails.on_device(0).keys[:, :, 5], case.key.transpose(0, 1))
+    for row in range(3):
+        assert torch.equal(case.own(row, 6)[0][:, 5], case.key[:, row])
+
+
+def test_new_tokens_of_all_paths_are_stored_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ExtendCase(LayerShape(2, 8, 16), 1, [], [3, 11], torch.float32, device=DEVICE)
+    monkeypatch.delattr(Storage, "write")
+    case.check(Layer(0, 0.3), BOUND[torch.float32])
 
 
 def test_layers_may_have_other_heads_in_a_group_than_the_first() -> None:
     case = DecodeCase(LayerShape(1, 16, 16), 20, [(40, 0, 3)], 3, 5, torch.float32, DEVICE)
     step = case.plan()
-    step.prepare(case.q[:, :1])
+    step.kernel_on(case.q[:, :1])
     found = step.attend(Layer(0, 0.3), case.q, case.key, case.value)
     for part, right in zip(found, case.expected(Layer(0, 0.3)), strict=True):
         torch.testing.assert_close(part.double(), right, atol=2e-5, rtol=2e-5)
@@ -227,18 +211,12 @@ def test_layers_may_have_other_heads_in_a_group_than_the_first() -> None:
 def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
     case = DecodeCase(LayerShape(1, 16, 16), 1, [(20, 0, 2)], 2, 0, torch.float32, DEVICE)
     kernels = fused_gpu.kernels(DEVICE)
-    for prefix in ([], [(400, 0, 2)]):  # one task writes the rows' results, or several are merged
-        entries = [
-            Entry(case.memory.allocate(tokens), 0, tokens, slice(a, b)) for tokens, a, b in prefix
-        ]
-        for entry in entries:
-            for tensor in entry.kv.on_device(0).both:
-                tensor.fill_(1)
-        lowered = PlanArrays([*case.entries, *entries], [], [500, 22], 1)
+    for tokens in (0, 400):  # one task writes the rows' results, or several are merged
+        more = [replace(random_piece(case.memory, 0, tokens), rows=slice(0, 2))] if tokens else []
+        lowered = PlanArrays([*case.pieces, *more], [], [500, 22], 1)
         alone = TritonAttention(lowered, torch.float32, kernels)
-        out, lse = alone.attend(
-            Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None
-        )
+        new = case.key[None], case.value[None]
+        out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *new, None)
         assert out[:, :, 0].abs().max() == 0 and lse[0, 0, 0] == float("-inf")
         assert out[:, :, 1].abs().min() > 0 and lse[0, 0, 1] > -100
 
@@ -253,11 +231,9 @@ def test_not_a_number_stays_one() -> None:
 @pytest.mark.slow
 def test_what_is_not_on_the_device_is_left_to_the_stream() -> None:
     case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32, DEVICE)
-    case.memory.evict(case.entries[1].kv, "test")
+    case.memory.evict(case.pieces[1].kv, "test")
     step = case.plan()
-    with pytest.raises(
-        RuntimeError, match="entry 1 of layer 0 is neither on the device nor in the stream"
-    ):
+    with pytest.raises(RuntimeError, match="piece 1 of layer 0 is neither on the device nor read"):
         step.attend(Layer(0, 0.3), case.q, case.key, case.value)
     assert step.fused is not None and step.fused.arrays.absent_from(0) == {1}
 

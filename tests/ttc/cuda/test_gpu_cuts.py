@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ttc.attention.entry import Entry
 
+from ttc.attention.pieces import Piece
 from ttc.attention.plan_arrays import KeySplit, PlanArrays
 from ttc.cuda import gpu_cuts
 from ttc.cuda.gpu_cuts import BLOCK, MERGE, START, cut_for, time_of
-from ttc.memory.kv import KV
+from ttc.memory.storage import Storage
 
 CPU = torch.device("cpu")
 H100 = 2 * 132
 
 
-def entry(tokens: int, first: int, end: int, start: int = 0) -> Entry:
-    return Entry(KV(0, tokens), start, tokens, slice(first, end))
+def entry(tokens: int, first: int, end: int, start: int = 0) -> Piece:
+    return Piece(Storage(0, start, tokens), 0, tokens, slice(first, end))
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def on_an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_cuts, "programs_at_once", lambda device: H100)
 
 
-def keys_of(entries: list[Entry], rows: int, kv_heads: int = 8) -> int:
+def keys_of(entries: list[Piece], rows: int, kv_heads: int = 8) -> int:
     return cut_for(entries, [(row, row + 1) for row in range(rows)], 4, kv_heads, CPU).keys
 
 
@@ -47,7 +47,7 @@ def test_short_segments_are_read_with_each_of_two_below_them() -> None:
     runs = [(row, row + 1) for row in range(4)]
 
     def tasks(cut: KeySplit) -> list[tuple[int, int, list[int]]]:
-        arrays = PlanArrays(entries, runs, [400] * 4, 2, (range(4), [3] * 4), cut)
+        arrays = PlanArrays(entries, runs, [400] * 4, 2, [3] * 4, cut)
         return [
             (a, b, arrays.pieces[first:end, 0].tolist())
             for a, b, first, end, _, _ in arrays.tasks.tolist()

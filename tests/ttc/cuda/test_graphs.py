@@ -22,7 +22,7 @@ from tests.helpers.offloading import KIB
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Paged, Sampling
-from ttc.attention import extend_plan, plan
+from ttc.attention import plan
 from ttc.cuda import fused_gpu
 from ttc.cuda.graphs import AFTER, CudaRecorder, Graphs, graphs_for
 from ttc.model.running.runner import HuggingFaceRunner
@@ -48,8 +48,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StandIn:
             fused.kernels = Kernels(fused.kernels, made)
         return fused
 
-    for module in (plan, extend_plan):
-        monkeypatch.setattr(module, "fused_attention", fused_attention)
+    monkeypatch.setattr(plan, "fused_attention", fused_attention)
     return made
 
 
@@ -117,7 +116,7 @@ def test_one_graph_serves_plan_after_plan(recorder: StandIn) -> None:
     engine.generate(engine.fork(root, 2), AFTER + 2, sampling=GREEDY)
     assert (recorder.calls, recorder.replays) == (1, 0)
     longer = engine.root(prompt(2, 9))
-    for _ in range(2):  # steps of another prompt, whose tails lie elsewhere
+    for _ in range(2):  # steps of another prompt, whose storages lie elsewhere
         branches = engine.fork(longer, 2)
         engine.generate(branches, 2, sampling=GREEDY)
         longer = branches[0]
@@ -185,7 +184,7 @@ def test_most_passes_of_a_search_of_many_problems_are_replays(
     passes, forward = [], engine.runner.forward
 
     def counted(tokens: Any, of: Any, keep: Any = None) -> Tensor:
-        if isinstance(of, plan.DecodePlan):
+        if of.in_storages:
             passes.append(len(tokens))
         return forward(tokens, of, keep)
 

@@ -7,15 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ttc.attention.entry import Entry
-from ttc.scheduler.running_tails import SHORT_TOKENS
 
 from tests.helpers.tiers import examples
+from ttc.attention.pieces import Piece
 from ttc.attention.plan_arrays import KeySplit, PlanArrays
 from ttc.cuda import gpu_cuts
 from ttc.cuda.gpu_cuts import PROGRAMS, cut_for
-from ttc.memory.kv import KV
-from ttc.tree.segment import MERGE_RATIO
+from ttc.memory.storage import Storage
+from ttc.tree.room import room_for
 
 UNITS = 132
 KV_HEADS, GROUPS = 8, 4
@@ -23,13 +22,15 @@ PROMPT = 256
 
 
 def chain(tokens: int) -> list[int]:
-    """The segments of a text that was written `SHORT_TOKENS` at a time, as the tree joins them."""
+    """The storages of a long text, one after the other."""
     lengths = list[int]()
-    for _ in range(tokens // SHORT_TOKENS):
-        lengths.append(SHORT_TOKENS)
-        while len(lengths) > 1 and lengths[-2] <= MERGE_RATIO * lengths[-1]:
-            lengths[-2:] = [sum(lengths[-2:])]
+    while left := tokens - sum(lengths):
+        lengths.append(min(left, room_for(2**30, sum(lengths))))
     return lengths
+
+
+def piece(start: int, length: int, first: int, end: int) -> Piece:
+    return Piece(Storage(0, start, length), 0, length, slice(first, end))
 
 
 @pytest.fixture(autouse=True)
@@ -37,69 +38,65 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_cuts, "programs_at_once", lambda device: PROGRAMS * UNITS)
 
 
-def programs(branches: int, own_tokens: int, tail: int, cut: KeySplit | None = None) -> list[int]:
+def programs(branches: int, own_tokens: int, filled: int, cut: KeySplit | None = None) -> list[int]:
     """The keys that each program of a step walks: branches on one prompt, each with a text of its
-    own and a tail. cut: None for that of a GPU."""
-    entries = [Entry(KV(0, PROMPT), 0, PROMPT, slice(0, branches))]
+    own, and `filled` tokens since the plan was made. cut: None for that of a GPU."""
+    entries = [piece(0, PROMPT, 0, branches)]
     for row in range(branches):
         start = PROMPT
         for length in chain(own_tokens):
-            entries.append(Entry(KV(0, length), start, length, slice(row, row + 1)))
+            entries.append(piece(start, length, row, row + 1))
             start += length
-    position = PROMPT + own_tokens + tail
+    position = PROMPT + own_tokens + filled
     runs = [(row, row + 1) for row in range(branches)]
     cut = cut or cut_for(entries, runs, GROUPS, KV_HEADS, torch.device("cpu"))
-    tails = range(branches), [tail] * branches
-    arrays = PlanArrays(entries, runs, [position] * branches, GROUPS, tails, cut)
+    arrays = PlanArrays(entries, runs, [position] * branches, GROUPS, [filled] * branches, cut)
     keys = []
     for *_, first, end, _, own_row in arrays.tasks.tolist():
-        own = tail + 1 if own_row >= 0 else 0
+        own = filled + 1 if own_row >= 0 else 0
         keys.append(sum(count for _, _, count in arrays.pieces[first:end].tolist()) + own)
-    seen = branches * (own_tokens + tail + 1) + PROMPT * -(-branches // (64 // GROUPS))
+    seen = branches * (own_tokens + filled + 1) + PROMPT * -(-branches // (64 // GROUPS))
     assert sum(keys) == seen  # nothing twice, nothing left out
     return keys * KV_HEADS
 
 
-@pytest.mark.parametrize("tail", [0, 100, SHORT_TOKENS - 1])
+@pytest.mark.parametrize("filled", [0, 100, 255])
 @pytest.mark.parametrize(
     ("branches", "own_tokens"), [(1, 32_256), (1, 8192), (4, 16_384), (16, 4096), (64, 2048)]
 )
 def test_long_texts_are_programs_for_all_processors(
-    branches: int, own_tokens: int, tail: int
+    branches: int, own_tokens: int, filled: int
 ) -> None:
-    lengths = programs(branches, own_tokens, tail)
+    lengths = programs(branches, own_tokens, filled)
     assert len(lengths) >= UNITS
     assert max(lengths) <= 1.5 * sum(lengths) / len(lengths)
 
 
-def test_a_short_text_and_its_tail_are_one_program() -> None:
-    assert sorted(set(programs(2, SHORT_TOKENS, 50, KeySplit()))) == [PROMPT, SHORT_TOKENS + 51]
+def test_a_short_text_and_what_was_written_since_are_one_program() -> None:
+    assert sorted(set(programs(2, 256, 50, KeySplit()))) == [PROMPT, 256 + 51]
 
 
 def test_segments_are_cut_into_even_parts_wherever_they_end() -> None:
     lengths = [700, 300, 24]
     starts = [0, 700, 1000]
-    entries = [
-        Entry(KV(0, length), start, length, slice(0, 1))
-        for start, length in zip(starts, lengths, strict=True)
-    ]
-    arrays = PlanArrays(entries, [(0, 1)], [1030], GROUPS, ([0], [6]), KeySplit(256))
+    entries = [piece(start, length, 0, 1) for start, length in zip(starts, lengths, strict=True)]
+    arrays = PlanArrays(entries, [(0, 1)], [1030], GROUPS, [6], KeySplit(256))
     parts = [arrays.pieces[first:end].tolist() for _, _, first, end, _, _ in arrays.tasks.tolist()]
     assert parts == [
         [[0, 0, 256]],
         [[0, 256, 256]],
         [[0, 512, 188], [1, 0, 68]],
         [[1, 68, 232], [2, 0, 24]],
-        [],  # the tail
+        [],  # what was written since
     ]
 
 
 @st.composite
-def trees(draw: st.DrawFn, first: int = 0, end: int = 12, start: int = 0) -> list[Entry]:
+def trees(draw: st.DrawFn, first: int = 0, end: int = 12, start: int = 0) -> list[Piece]:
     """Entries that the rows from `first` to `end` attend: those of all, then those of fewer."""
     entries = []
     for length in draw(st.lists(st.sampled_from([1, 30, 700, 2000]), max_size=2)):
-        entries.append(Entry(KV(0, length), start, length, slice(first, end)))
+        entries.append(piece(start, length, first, end))
         start += length
     if end - first > 1:
         middle = draw(st.integers(first, end - 1))
@@ -116,10 +113,10 @@ def trees(draw: st.DrawFn, first: int = 0, end: int = 12, start: int = 0) -> lis
     st.sampled_from([KeySplit(), KeySplit(256, short_keys=32)]),
 )
 def test_each_row_attends_each_key_of_its_entries_once(
-    entries: list[Entry], groups: int, cut: KeySplit
+    entries: list[Piece], groups: int, cut: KeySplit
 ) -> None:
     runs = [(row, row + 1) for row in range(12)]
-    arrays = PlanArrays(entries, runs, [9000] * 12, groups, (range(12), [3] * 12), cut)
+    arrays = PlanArrays(entries, runs, [9000] * 12, groups, [3] * 12, cut)
     attended = {
         (row, i): np.zeros(e.length, int) for i, e in enumerate(entries) for row in range(12)
     }

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
 from torch import Tensor
 
 from experiments.lab.bench.gpu.machine import FAILED, Machine, Row, verdict
-from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments
+from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments, random_piece
 from ttc.approximate.quantized_kv import Bytes, CodecKind
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.pieces import Piece
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.cuda import fused_gpu
 from ttc.cuda.fused_gpu import TritonAttention
@@ -37,8 +36,8 @@ LAYERS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """groups: query heads of a KV head. filled: the tokens of tails. packed: how the KV of segments is
-    kept in 8 bits; None as it is."""
+    """groups: query heads of a KV head. filled: the tokens that rows wrote since the plan was made.
+    packed: how the KV of pieces is kept in 8 bits; None as it is."""
 
     groups: int
     dim: int
@@ -52,7 +51,7 @@ class Shape:
         name = str(self.dtype).removeprefix("torch.")
         words = [self.kind, f"GQA {self.groups}", f"dim {self.dim}", name]
         words += [word for word in (self.layer, self.packed) if word]
-        return ", ".join(words + ([f"tails of {self.filled}"] if self.filled == LONG else []))
+        return ", ".join(words + ([f"own keys: {self.filled}"] if self.filled == LONG else []))
 
 
 def shapes(machine: Machine) -> list[Shape]:
@@ -147,19 +146,14 @@ def empty_rows(machine: Machine) -> float:
     device, worst = torch.device(machine.kernels), 0.0
     case = DecodeCase(LayerShape(1, 16, 16), 1, [(20, 0, 2)], 2, 0, torch.float32, device)
     for tokens in (0, 400):
-        entries = list(case.entries)
-        if tokens:
-            kv = case.memory.allocate(tokens)
-            for tensor in kv.on_device(0).both:
-                tensor.fill_(1)
-            entries.append(Piece(kv, 0, tokens, slice(0, 2)))
-        arrays = PlanArrays(entries, [], [500, 22], 1)
+        more = [replace(random_piece(case.memory, 0, tokens), rows=slice(0, 2))] if tokens else []
+        arrays = PlanArrays([*case.pieces, *more], [], [500, 22], 1)
         kernels = fused_gpu.kernels(device)
         if kernels is None:
             raise RuntimeError("the kernels cannot be used")
         alone = TritonAttention(arrays, torch.float32, kernels)
-        tails = case.tails.on_device(0).both
-        out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *tails, None)
+        new = case.key[None], case.value[None]
+        out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *new, None)
         nothing = float(out[:, :, 0].abs().max()) == 0 and lse[0, 0, 0] == float("-inf")
         something = bool(out[:, :, 1].isfinite().all()) and float(out[:, :, 1].abs().min()) > 0
         worst = max(worst, 0.0 if nothing and something else float("inf"))

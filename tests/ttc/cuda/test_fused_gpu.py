@@ -31,8 +31,8 @@ from ttc.cuda import fused_gpu
 from ttc.cuda.fused_gpu import TritonAttention, attend
 from ttc.cuda.gpu_arrays import GpuArrays, KVLayout, filled_up
 from ttc.memory.kv import LayerShape
-from ttc.step import Step
 from ttc.memory.storage import Storage
+from ttc.step import Step
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

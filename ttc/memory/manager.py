@@ -354,11 +354,11 @@ class Memory(Tiers):
         would in earnest."""
         link, live, clock = self.link, dict(self.live), self.clock
         tiers = [(tier, dict(vars(tier))) for tier in (self.device, self.host, self.fixed)]
+        states = dict(vars(self.states)) | {"live": dict(self.states.live)}
         before = [
-            (storage, vars(storage) | {"device": storage.device[:], "host": storage.host[:]})
-            for one in live
-            for storage in (one, one.inputs)
-            if storage is not None
+            (block, vars(block) | {"device": block.device[:], "host": block.host[:]})
+            for block in (*live, *(one.inputs for one in live), *self.states.live)
+            if block is not None
         ]
         self.link = DryLink()
         for tier, _ in tiers:
@@ -367,5 +367,5 @@ class Memory(Tiers):
             yield
         finally:
             self.link, self.live, self.clock = link, live, clock
-            for changed, kept in (*tiers, *before):
+            for changed, kept in (*tiers, (self.states, states), *before):
                 vars(changed).update(kept)

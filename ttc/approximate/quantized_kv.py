@@ -28,8 +28,8 @@ SCALE_BYTES = 4
 
 @dataclass
 class QuantizedKV(Resident):
-    """Everything on the device, where a number of keys and values is kept in one byte; what
-    branches are writing stays as the model computes it.
+    """Everything on the device, where a number of keys and values is kept in one byte; what a
+    branch writes stays as the model computes it until its step is over or its room is full.
 
     kind: "int8", or "fp8" for float8_e4m3fn. Either way each token of each head has a scale, a
     float32 by which its largest number becomes the kind's largest.

@@ -166,3 +166,42 @@ def test_layers_on_the_host_are_refused() -> None:
     engine = Engine(build("llama"), Letters(), memory=QuantizedKV())
     with pytest.raises(InvalidInput, match="memory keeps KV as int8"):
         engine.memory.fix(1, 1)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_steps_that_end_out_of_step_are_packed_at_their_ends_alone(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever joins or leaves has the plan made again, which changes nothing for the others."""
+    monkeypatch.setenv(SWITCH, str(int(compiled)))
+    counts, found = [3, 9, 5, 20], []
+    for together in (True, False):
+        engine = Engine(build("llama"), Letters(), memory=QuantizedKV())
+        root = engine.root(prompt(1, 30), seed=4)
+        branches = engine.fork(root, 4)
+        for part in [range(4)] if together else [[i] for i in range(4)]:
+            engine.generate([branches[i] for i in part], [counts[i] for i in part])
+        for branch in branches:
+            _, *own = branch.leaf.path()
+            assert len({segment.storage for segment in own}) == 1
+            assert own[0].storage.codec is not None
+        found.append([(branch.generated, branch.logprobs) for branch in branches])
+        assert_whole(engine, [*branches, root])
+    for (tokens, logprobs), (alone, alone_logprobs) in zip(*found, strict=True):
+        assert tokens == alone
+        assert logprobs == pytest.approx(alone_logprobs, abs=1e-5)
+
+
+def test_a_step_whose_kv_finds_no_room_to_be_packed_is_computed_again() -> None:
+    probe = Engine(build("llama"), Letters(), memory=QuantizedKV())
+    probe.root(prompt(1, 20))
+    root_bytes, token = probe.kv_bytes(), probe.memory.bytes_per_token
+    memory = QuantizedKV((root_bytes + 62 * token) / 2**30)
+    engine = Engine(build("llama"), Letters(), memory=memory)
+    root = engine.root(prompt(1, 20))
+    engine.generate([root], 60, sampling=GREEDY)
+    assert engine.kv_bytes() == root_bytes
+    engine.generate([root], 3, sampling=GREEDY)
+    assert root.usage.recomputed_tokens == 60 and len(root.generated) == 63
+    assert engine.memory.device.peak_bytes <= root_bytes + 62 * token
+    assert_nothing_left(engine, [root])

@@ -58,7 +58,9 @@ class Writing:
     def renew(self, rows: Sequence[Row]) -> None:
         """Note what rows have written, and give each that has no place a new one. Raises
         OutOfMemory: none of these has a place then."""
-        written = [row for row in rows if row.begun is None or row.filled and not self._keeps(row)]
+        written = [
+            row for row in rows if row.begun is None or (row.filled and not self._keeps(row))
+        ]
         self.close(written)
         self.open(written)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
 from ttc.memory.storage import Storage
+from ttc.residency.base import to_bytes
 from ttc.residency.resident import Resident
 from ttc.tree.segment import Segment
 
@@ -41,13 +42,17 @@ class QuantizedKV(Resident):
     def memory_for(
         self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
     ) -> Memory:
-        memory = super().memory_for(shapes, dtype, device)
-        memory.codec = Bytes(self.kind)
-        return memory
+        budget_bytes, codec = to_bytes(self.budget_gib), Bytes(self.kind)
+        return Memory(shapes, dtype, device, budget_bytes, 0, one_block=True, codec=codec)
 
     def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
-        codec = None if one_each else self.memory.codec
-        storage = self.memory.begin(after.end, room, codec=codec)
+        """Beside it there is room to pack the largest that is written: one is packed at a time."""
+        memory = self.memory
+        token_bytes = sum(memory.layer_bytes) if one_each else memory.bytes_per_token
+        rooms = [storage.room for storage in self.writing if storage.codec is None]
+        most = max([room, *rooms] if one_each else rooms, default=0)
+        memory.device.require(room * token_bytes + most * memory.bytes_per_token)
+        storage = memory.begin(after.end, room, codec=None if one_each else memory.codec)
         self.writing[storage] = None if one_each else 0
         return storage
 

@@ -62,6 +62,9 @@ class Memory(Tiers):
         self.layer_bytes = [shape.elements * dtype.itemsize for shape in self.shapes]
         self.act_bytes = [shape.as_inputs.elements * dtype.itemsize for shape in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes)
+        if codec is not None:
+            packed = (shape.packed(codec.row_bytes) for shape in self.shapes)
+            self.bytes_per_token = sum(shape.elements for shape in packed)
         self.codec = codec
         self.live: dict[Storage, None] = {}
         self.fixed_layers = 0

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from search import BestOfN, Greedy, SelfConsistency, solve
-from search import admission as room
+from search import BestOfN, Greedy, SelfConsistency, admission, solve
 from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
@@ -19,7 +18,7 @@ from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tiers import some_quick
 from ttc import Branch, Engine, Problem, Resident
 from ttc.backend import Backend
-from ttc.scheduler import running_tails
+from ttc.tree import room
 
 LIMIT = 32_000
 ENDS = ("a", "e", "i", "o", "u", "n", "s", "t", "r")
@@ -66,7 +65,7 @@ def test_64_branches_with_a_limit_of_32_000_tokens_begin_together() -> None:
         list(driving.step())
         most = max(most, len(driving.admission.batch.rows))  # type: ignore[attr-defined]
     assert most == 64
-    assert engine.memory.device.peak_bytes < 64 * 2 * running_tails.FIRST_TOKENS * 128
+    assert engine.memory.device.peak_bytes < 64 * 2 * room.LEAST_TOKENS * 128
     driving.close()
     assert_nothing_left(engine, [])
 
@@ -77,9 +76,9 @@ def test_what_was_thought_too_little_changes_no_result(
 ) -> None:
     """Steps seem short when problems begin; then there is room for one branch alone, and for
     `spare` tokens more."""
-    for module in (running_tails, room):
-        monkeypatch.setattr(module, "SHORT_TOKENS", 3)
-    monkeypatch.setattr(running_tails, "FIRST_TOKENS", 2)
+    monkeypatch.setattr(admission, "TOGETHER_TOKENS", 3)
+    monkeypatch.setattr(room, "SHORT_STEP_TOKENS", 3)
+    monkeypatch.setattr(room, "LEAST_TOKENS", 2)
     problems = [f"{number} + 1" for number in range(5)]
     search = BestOfN(n=3, max_tokens=60)
     roomy, tight = (
@@ -102,7 +101,7 @@ def test_what_was_thought_too_little_changes_no_result(
 def test_what_has_been_written_counts_for_those_who_begin_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "SHORT_TOKENS", 3)
+    monkeypatch.setattr(admission, "TOGETHER_TOKENS", 3)
     engine = make_engine(context=160, memory=Resident(700 * TOKEN))
     driving = driver(engine, Greedy(max_tokens=80), 6)
     counts = []

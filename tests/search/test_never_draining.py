@@ -298,18 +298,18 @@ class Batch(GenerateBatch):
 
 
 def test_the_first_problem_says_what_others_need() -> None:
-    admission = ProblemAdmission(Batch(10_000), None, 64)
+    admission = ProblemAdmission(Batch(5_600), None, 64)
     assert (admission.count(0, 0), admission.count(0, 100), admission.count(1, 100)) == (0, 1, 0)
     admission.note_expansion(8, 100, 30)
-    # 5,000 tokens hold 8 problems of 580 each
+    # 2,800 tokens hold 8 problems of 340 each
     assert (admission.count(1, 100), admission.count(1, 3)) == (7, 3)
     admission.note_expansion(16, 100, 30)
-    assert admission.count(1, 100) == 3  # and 4 of 1,060; as many as there are rows for
+    assert admission.count(1, 100) == 3  # and 4 of 580; as many as there are rows for
     admission.batch.add([None] * 20, Step(5))  # type: ignore[list-item]
     assert admission.count(1, 100) == 2
     admission.batch.close()
     admission.note_expansion(4, 100, 30, kept=30)
-    assert admission.count(1, 100) == 3  # 4 of 1,240
+    assert admission.count(1, 100) == 1  # 2 of 1,120
     admission.note_expansion(1000, 100, 1000)
     # one at a time, whatever it takes
     assert (admission.count(1, 100), admission.count(0, 100)) == (0, 1)

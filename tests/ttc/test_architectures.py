@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-import ttc.attention.entry
 
+import ttc.attention.pieces
+import ttc.attention.plan
 import ttc.model.check.model_check
 import ttc.residency.base
 from experiments.standins import small_models
@@ -53,12 +54,13 @@ def test_models_that_pass_no_keyword_arguments_on_to_attention(
 
 
 def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = ttc.attention.plan.DecodePlan.__init__
+    original = ttc.attention.plan.Plan.__init__
 
-    def shifted(self: Any, entries: Any, positions: list[int], *rest: Any) -> None:
-        original(self, entries, [p + 1 for p in positions], *rest)
+    def shifted(self: Any, pieces: Any, positions: list[int], runs: Any, *rest: Any) -> None:
+        decodes = len(runs) == len(positions)  # all of them a token further would change nothing
+        original(self, pieces, [p + decodes for p in positions], runs, *rest)
 
-    monkeypatch.setattr(ttc.attention.plan.DecodePlan, "__init__", shifted)
+    monkeypatch.setattr(ttc.attention.plan.Plan, "__init__", shifted)
 
 
 def wrong_merge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,12 +71,12 @@ def wrong_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")  # the fused kernel merges by itself
 
 
-def lost_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = ttc.attention.entry.shared_entries
-    monkeypatch.setattr(ttc.residency.base, "shared_entries", lambda *a: original(*a)[1:])
+def lost_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ttc.attention.pieces.pieces
+    monkeypatch.setattr(ttc.residency.base, "pieces", lambda *a: original(*a)[1:])
 
 
-@pytest.mark.parametrize("mistake", [wrong_positions, wrong_merge, lost_segment])
+@pytest.mark.parametrize("mistake", [wrong_positions, wrong_merge, lost_piece])
 def test_a_planted_mistake_is_noticed(mistake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = build("llama")
     engine = Engine(copy.deepcopy(plain), Letters())

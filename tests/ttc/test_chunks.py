@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from ttc.attention.entry import Entry, Reads
 
 import ttc.attention.hf_hook
 import ttc.attention.kernels
@@ -21,6 +20,8 @@ from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
 from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer
+from ttc.attention.pieces import Piece
+from ttc.attention.reader import Reads
 from ttc.memory.kv import LayerShape, first_seen
 
 CHUNK = 16
@@ -92,16 +93,19 @@ def test_policies_leave_out_what_chunks_hide() -> None:
     policy = Paged(block_tokens=8).bind(
         [LayerShape(2, 8, 8, chunk=16), LayerShape(2, 8, 8)], torch.float32, torch.device("cpu")
     )
-    kvs = [policy.memory.allocate(8) for _ in range(4)]
-    for kv in kvs:
-        policy.memory.evict(kv, "evict")
-    entries = [Entry(kv, 8 * i, 8, slice(0, 2)) for i, kv in enumerate(kvs)]
-    assert [policy.missing_entries(0, Reads(entries, [32, p])) for p in (16, 31, 32)] == [
-        [2, 3],
-        [2, 3],
-        [],
-    ]
-    assert policy.missing_entries(1, Reads(entries, [32, 33])) == [0, 1, 2, 3]
+    pieces = []
+    for i in range(4):
+        storage = policy.memory.begin(8 * i, 8)
+        storage.filled = 8
+        policy.memory.evict(storage, "evict")
+        pieces.append(Piece(storage, 0, 8, slice(0, 2)))
+
+    def read(layer: int, *positions: int) -> list[int]:
+        units = policy.units(Reads(pieces, positions))
+        return [number for unit in units if unit.layer == layer for number in unit.pieces]
+
+    assert [read(0, 32, p) for p in (16, 31, 32)] == [[2, 3], [2, 3], []]
+    assert read(1, 32, 33) == [0, 1, 2, 3]
 
 
 def wrong_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
 from ttc.memory.storage import Storage
+from ttc.residency.base import to_bytes
 from ttc.residency.resident import Resident
 from ttc.tree.segment import Segment
 
@@ -28,8 +29,8 @@ SCALE_BYTES = 4
 
 @dataclass
 class QuantizedKV(Resident):
-    """Everything on the device, where a number of keys and values is kept in one byte; what
-    branches are writing stays as the model computes it.
+    """Everything on the device, where a number of keys and values is kept in one byte; what a
+    branch writes stays as the model computes it until its step is over or its room is full.
 
     kind: "int8", or "fp8" for float8_e4m3fn. Either way each token of each head has a scale, a
     float32 by which its largest number becomes the kind's largest.
@@ -41,13 +42,17 @@ class QuantizedKV(Resident):
     def memory_for(
         self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
     ) -> Memory:
-        memory = super().memory_for(shapes, dtype, device)
-        memory.codec = Bytes(self.kind)
-        return memory
+        budget_bytes, codec = to_bytes(self.budget_gib), Bytes(self.kind)
+        return Memory(shapes, dtype, device, budget_bytes, 0, one_block=True, codec=codec)
 
     def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
-        codec = None if one_each else self.memory.codec
-        storage = self.memory.begin(after.end, room, codec=codec)
+        """Beside it there is room to pack the largest that is written: one is packed at a time."""
+        memory = self.memory
+        token_bytes = sum(memory.layer_bytes) if one_each else memory.bytes_per_token
+        rooms = [storage.room for storage in self.writing if storage.codec is None]
+        most = max([room, *rooms] if one_each else rooms, default=0)
+        memory.device.require(room * token_bytes + most * memory.bytes_per_token)
+        storage = memory.begin(after.end, room, codec=None if one_each else memory.codec)
         self.writing[storage] = None if one_each else 0
         return storage
 

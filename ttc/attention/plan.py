@@ -46,10 +46,12 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """New tokens of one path: their rows, and where they are written."""
+    """New tokens of one path: their rows, and where they are written. own: how many tokens right
+    before those, in the same storage, the row attends as its own; no piece has them."""
 
     rows: slice
     places: Sequence[Places]
+    own: int = 0
 
 
 class Plan:
@@ -151,9 +153,9 @@ class Plan:
             if self.stream is not None or not all(_takes_new(storage) for *_, storage, _ in new):
                 new = []
             return fused_attention(self.pieces, runs, self.positions, q, new=new)
-        places = [run.places[0] for run in self.runs]
-        owners = [place.storage for place in places], [place.first for place in places]
-        filled = [self.passes] * len(runs)
+        places = [(run.places[0].storage, run.places[0].first - run.own) for run in self.runs]
+        owners = [storage for storage, _ in places], [first for _, first in places]
+        filled = [run.own + self.passes for run in self.runs]
         return fused_attention(self.pieces, runs, self.positions, q, filled, owners=owners)
 
     # ---------------------------------------------------------------- a layer
@@ -289,26 +291,39 @@ class Plan:
         return out, lse
 
     def _attend_own(self, layer: Layer, heads: slice, q: Tensor) -> Partial:
-        """What some KV heads see of the tokens that each row has written since the plan was
-        made."""
-        count = self.passes + 1
+        """What some KV heads see of the tokens that are each row's own."""
+        alike: dict[int, list[int]] = {}
+        for row, run in enumerate(self.runs):
+            alike.setdefault(run.own + self.passes + 1, []).append(row)
+        found = [self._attend_last(layer, heads, q, *one) for one in alike.items()]
+        if len(found) == 1:
+            return found[0]
+        rows = torch.tensor([row for rows in alike.values() for row in rows], device=q.device)
+        out, lse = (torch.cat(parts, 2)[:, :, rows.argsort()] for parts in zip(*found, strict=True))
+        return out, lse
+
+    def _attend_last(
+        self, layer: Layer, heads: slice, q: Tensor, count: int, rows: Sequence[int]
+    ) -> Partial:
+        """What some KV heads of these rows see of the last `count` tokens that each has written."""
         parts = []
-        for run in self.runs:
-            storage, first, _ = run.places[0]
+        for row in rows:
+            storage, first, _ = self.runs[row].places[0]
             near = storage.device[layer.index]
             assert near is not None
-            parts.append([part[heads] for part in storage.span(near, first, first + count)])
+            end = first + self.passes + 1
+            parts.append([part[heads] for part in storage.span(near, end - count, end)])
         keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
         visible = None
         if not layer.sees_all:
-            positions = torch.tensor(self.positions, device=q.device)
+            positions = torch.tensor([self.positions[row] for row in rows], device=q.device)
             places = positions[:, None] - torch.arange(count - 1, -1, -1, device=q.device)
             seen = [
                 layer.sees(one[None], its)[0] for one, its in zip(positions, places, strict=True)
             ]
             visible = torch.stack(seen)[:, None, None]
         out, lse = partial_attention(
-            q[heads].permute(2, 0, 1, 3), keys, values, layer, visible=visible
+            q[heads][:, :, rows].permute(2, 0, 1, 3), keys, values, layer, visible=visible
         )
         out = out.to(torch.promote_types(out.dtype, torch.float32))
         return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)

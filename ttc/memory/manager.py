@@ -62,6 +62,9 @@ class Memory(Tiers):
         self.layer_bytes = [shape.elements * dtype.itemsize for shape in self.shapes]
         self.act_bytes = [shape.as_inputs.elements * dtype.itemsize for shape in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes)
+        if codec is not None:
+            packed = (shape.packed(codec.row_bytes) for shape in self.shapes)
+            self.bytes_per_token = sum(shape.elements for shape in packed)
         self.codec = codec
         self.live: dict[Storage, None] = {}
         self.fixed_layers = 0
@@ -72,7 +75,12 @@ class Memory(Tiers):
     def fix(self, layers: int, model_layers: int) -> None:
         """Let the first `layers` layers of attention keep their KV on the host, where they run, and
         the first `model_layers` of all layers their states; before anything is allocated. These
-        bytes count in `fixed` alone."""
+        bytes count in `fixed` alone. Raises InvalidInput where KV is packed."""
+        if layers and self.codec is not None:
+            raise InvalidInput(
+                f"memory keeps KV as {self.codec.kind}, which layers that run on the host do not; "
+                "use memory=resident, or a placement whose layers all run on the device"
+            )
         self.states.use(self.states.shape, model_layers)
         self.fixed_layers = layers
         self.one_block = False
@@ -141,11 +149,13 @@ class Memory(Tiers):
         """Keep what is written in a storage as `codec` does, and no more room than that. Raises
         OutOfMemory, and changes nothing then."""
         packed = self.begin(storage.start, storage.filled, codec=self.codec)
-        for layer in self.layers:
-            new, old = packed.device[layer], storage.device[layer]
-            assert new is not None and old is not None
-            for target, numbers in zip(new.both, storage.span(old, 0, storage.filled), strict=True):
-                packed.write(target, numbers)
+        if packed.block is not None and storage.block is not None:
+            packed.write(packed.block, storage.block[..., : storage.filled, :])
+        else:
+            for new, old in zip(packed.device, storage.device, strict=True):
+                assert new is not None and old is not None
+                for target, numbers in zip(new.both, storage.tensors(old), strict=True):
+                    packed.write(target, numbers)
         freed = self.tier_bytes(storage)[0]
         storage.become(packed)
         del self.live[packed]

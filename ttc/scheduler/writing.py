@@ -61,10 +61,19 @@ class Writing:
 
     def renew(self, rows: Sequence[Row]) -> None:
         """Note what rows have written, and give each that has no place a new one. Raises
-        OutOfMemory: none of them has a place then."""
-        written = [row for row in rows if row.begun is None or row.filled]
+        OutOfMemory: none of these has a place then."""
+        written = [
+            row for row in rows if row.begun is None or (row.filled and not self._keeps(row))
+        ]
         self.close(written)
         self.open(written)
+
+    def _keeps(self, row: Row) -> bool:
+        """Whether all that a row has written where it writes stays its own: what others read is
+        packed, and it has room to write on before that."""
+        storage = row.branch.leaf.storage
+        packs = self.runtime.residency.memory.codec is not None
+        return packs and row.filled < storage.left
 
     def close(self, rows: Iterable[Row], done: bool = False) -> None:
         """Note what rows have written. done: their steps are over, or wait."""
@@ -77,7 +86,10 @@ class Writing:
                 tree.close(branch, branch.tokens[begun:-1])
                 row.leaf = branch.leaf
                 if storage.filled:
-                    policy.settled([storage])
+                    try:
+                        policy.settled([storage])
+                    except OutOfMemory:  # what has no room packed is computed again
+                        tree.rewind(branch, storage.start)
             if done and self.states is not None and row in self.storages:
                 self._leave_state(branch, self.states)
         left = [storage for row in rows if done for storage in self.storages.pop(row, ())]
@@ -105,12 +117,13 @@ class Writing:
         room."""
         positions = [len(row.branch.tokens) - 1 for row in rows]
         storages = [row.branch.leaf.storage for row in rows]
+        written = [row.filled for row in rows]
         runs = [
-            Run(slice(n, n + 1), [Places(storage, storage.filled, 1)])
-            for n, storage in enumerate(storages)
+            Run(slice(n, n + 1), [Places(storage, storage.filled + own, 1)], own)
+            for n, (storage, own) in enumerate(zip(storages, written, strict=True))
         ]
         read = self.runtime.residency.pieces(paths(rows), [1] * len(rows), positions)
-        room = min(storage.room - storage.filled for storage in storages)
+        room = min(storage.left - own for storage, own in zip(storages, written, strict=True))
         plan = self.runtime.plan(read, positions, runs)
         if self.states is not None:
             plan.states = [self.states.of([row.branch for row in rows])]

@@ -1,5 +1,5 @@
-"""What it costs that tails grow: steps of branches whose tails become segments again and again, and
-of branches that write to one tail each, which has room for all of their text from the start.
+"""What it costs that room grows: steps of branches that begin one storage after another, and of
+branches that write in one storage each, which has room for all of their text from the start.
 
 Both engines are in one process and take turns every few tokens, at the same lengths.
 """
@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,8 +21,8 @@ from experiments.runs.provenance import provenance
 from ttc.engine import Engine
 from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
-from ttc.scheduler import running_tails
 from ttc.step import Step
+from ttc.tree import room
 
 CASES = ("16x768", "64x256")
 """Branches, and the tokens that each writes."""
@@ -32,31 +31,22 @@ BLOCK = 32
 PROMPT = list(range(1000, 1064))
 
 
-@dataclass
-class Reserved(Resident):
-    """Keeps tails until their step is over."""
-
-    @property
-    def roomy(self) -> bool:
-        return False
-
-
 @contextmanager
-def whole_tails() -> Iterator[None]:
-    """Tails of steps that begin within have room for all of the step."""
-    before, running_tails.SHORT_TOKENS = running_tails.SHORT_TOKENS, 2**40
+def whole_storages() -> Iterator[None]:
+    """Storages of steps that begin within have room for all of the step."""
+    before, room.SHORT_STEP_TOKENS = room.SHORT_STEP_TOKENS, 2**40
     try:
         yield
     finally:
-        running_tails.SHORT_TOKENS = before
+        room.SHORT_STEP_TOKENS = before
 
 
 def run(cases: Sequence[str], model_name: str, out: Path) -> None:
     """Measure, print the figures as they come, and write them."""
     torch.set_num_threads(2)
     engines = {
-        name: Engine.from_pretrained(model_name, dtype=torch.bfloat16, memory=memory)
-        for name, memory in (("growing", Resident()), ("reserved", Reserved()))
+        name: Engine.from_pretrained(model_name, dtype=torch.bfloat16, memory=Resident())
+        for name in ("growing", "reserved")
     }
     rows = []
     for case in cases:
@@ -82,7 +72,7 @@ def measure(engines: dict[str, Engine], branches: int, tokens: int) -> dict[str,
         engine.release([root])
     times: dict[str, list[float]] = {name: [] for name in engines}
     names = list(engines)
-    with whole_tails():
+    with whole_storages():
         batches["reserved"].step()
     batches["growing"].step()
     for block in range((tokens - 2) // BLOCK):

@@ -1,34 +1,35 @@
-"""The benchmark of growing tails: one engine grows them, the other never does."""
+"""The benchmark of growing room: one engine begins storages as it goes, the other never does."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from experiments.lab.bench import growth
 from tests.helpers.runs import save_model
-from ttc.memory.manager import KVMemory
+from ttc.memory.manager import Memory
+from ttc.memory.storage import Storage
 
 
-def test_growing_and_reserved_tails_take_turns(
+def test_growing_and_reserved_storages_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tails, allocate = list[int](), KVMemory.allocate
+    rooms, begin = list[int](), Memory.begin
 
-    def noted(self: KVMemory, tokens: int, rows: int | None = None, **options: int) -> object:
-        if rows is not None:
-            tails.append(tokens)
-        return allocate(self, tokens, rows, **options)
+    def noted(self: Memory, start: int, room: int, *options: Any, **more: Any) -> Storage:
+        rooms.append(room)
+        return begin(self, start, room, *options, **more)
 
-    monkeypatch.setattr(KVMemory, "allocate", noted)
+    monkeypatch.setattr(Memory, "begin", noted)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(growth, "PROMPT", [1] * 64)
     out = tmp_path / "growth.json"
     growth.run(["3x300"], save_model(tmp_path / "model"), out)
     (row,) = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert row["growing_ms"] > 0 and row["reserved_ms"] > 0 and row["ratio"] > 0
-    assert sum(tokens > 256 for tokens in tails) == 1 and len(tails) > 5
+    assert sum(room > 256 for room in rooms) == 3 and len(rooms) > 3 + 3 * 5
     assert "| 3 x 300 |" in growth.table({"rows": [row]})

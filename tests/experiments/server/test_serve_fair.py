@@ -11,8 +11,6 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
-from ttc.attention.extend_plan import ExtendPlan
-
 from experiments.server.fair_driver import LEAST_ROWS, PASS_S, FairDriver, Pace
 from search import BestOfN, Greedy, Search, SelfConsistency, solve
 from search.config import SearchConfig
@@ -49,7 +47,7 @@ class Counted:
 
         def counting(tokens: Sequence[int], plan: Plan, *given: Any) -> Any:
             self.passes += 1
-            of_prompts = isinstance(plan, ExtendPlan)
+            of_prompts = len(tokens) > len(plan.runs)
             before = self.prompt_rows[-1] if self.prompt_rows else 0
             self.prompt_rows.append(before + len(tokens) if of_prompts else 0)
             return forward(tokens, plan, *given)

@@ -19,6 +19,7 @@ from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, QuantizedKV
 from ttc.approximate.quantized_kv import Bytes
 from ttc.attention.fused import SWITCH
+from ttc.step import Step
 
 KINDS: list[Any] = ["int8", "fp8"]
 SHAPE: dict[str, Any] = {
@@ -166,3 +167,55 @@ def test_layers_on_the_host_are_refused() -> None:
     engine = Engine(build("llama"), Letters(), memory=QuantizedKV())
     with pytest.raises(InvalidInput, match="memory keeps KV as int8"):
         engine.memory.fix(1, 1)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_steps_that_end_out_of_step_are_packed_at_their_ends_alone(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever joins or leaves has the plan made again, which changes nothing for the others."""
+    monkeypatch.setenv(SWITCH, str(int(compiled)))
+    counts, found = [3, 9, 5, 20], []
+    for together in (True, False):
+        engine = Engine(build("llama"), Letters(), memory=QuantizedKV())
+        root = engine.root(prompt(1, 30), seed=4)
+        branches = engine.fork(root, 4)
+        for part in [range(4)] if together else [[i] for i in range(4)]:
+            engine.generate([branches[i] for i in part], [counts[i] for i in part])
+        for branch in branches:
+            _, *own = branch.leaf.path()
+            assert len({segment.storage for segment in own}) == 1
+            assert own[0].storage.codec is not None
+        found.append([(branch.generated, branch.logprobs) for branch in branches])
+        assert_whole(engine, [*branches, root])
+    for (tokens, logprobs), (alone, alone_logprobs) in zip(*found, strict=True):
+        assert tokens == alone
+        assert logprobs == pytest.approx(alone_logprobs, abs=1e-5)
+
+
+def test_a_step_whose_kv_finds_no_room_to_be_packed_is_computed_again() -> None:
+    """Another model may have taken it."""
+    engine = Engine(build("llama"), Letters(), memory=QuantizedKV(1))
+    root = engine.root(prompt(1, 20))
+    before, tier = engine.kv_bytes(), engine.memory.device
+    batch = engine.running_batch()
+    batch.add([root], Step(30), GREEDY)
+    batch.step()
+    taken = int(tier.free_bytes)
+    tier.take(taken)
+    batch.finish()
+    tier.give(taken)
+    assert engine.kv_bytes() == before
+    engine.generate([root], 3, sampling=GREEDY)
+    assert root.usage.recomputed_tokens == 30 and len(root.generated) == 33
+    assert_nothing_left(engine, [root])
+
+
+def test_branches_leave_room_to_be_packed() -> None:
+    token = Engine(build("llama"), Letters(), memory=QuantizedKV()).memory.bytes_per_token
+    engine = Engine(build("llama"), Letters(), memory=QuantizedKV(400 * token / 2**30))
+    branches = engine.fork(engine.root(prompt(1, 20)), 5)
+    for counts in ([40, 7, 20, 3, 30], [5, 25, 11, 30, 1]):
+        engine.generate(branches, counts)
+    assert not any(branch.usage.recomputed_tokens for branch in branches)
+    assert engine.memory.device.peak_bytes > 300 * token

@@ -12,13 +12,12 @@ from statistics import fmean
 from typing import Any, Literal
 
 import torch
-from ttc.passes.chunks import one_chunk
-from ttc.passes.segment_writer import NewRun
 
 from experiments.lab.paper.rksc.setting import Setting, loaded
 from experiments.runs.screen import with_progress
 from ttc.approximate.similar_prompts import compared, layer_weights, similarity
 from ttc.engine import Engine
+from ttc.passes.new_tokens import one_pass
 from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
@@ -188,10 +187,10 @@ def _answer(branch: Branch) -> str | None:
 @torch.inference_mode()
 def _next(engine: Engine, branches: Sequence[Branch]) -> torch.Tensor:
     """Log-probabilities (branches, vocab) of the token that comes next."""
-    new = [NewRun(branch.leaf, branch.tokens[-1:], branch.usage) for branch in branches]
-    with one_chunk(engine.runtime, new) as (chunk, _):
-        logprobs = engine.runner.forward(chunk.tokens, chunk.plan).double().log_softmax(-1)
-    found = dict(zip(chunk.runs, logprobs, strict=True))
+    new = [branch.tokens[-1:] for branch in branches]
+    with one_pass(engine.runtime, branches, new) as (rows, _):
+        logprobs = engine.runner.forward(rows.tokens, rows.plan).double().log_softmax(-1)
+    found = dict(zip(rows.order, logprobs, strict=True))
     return torch.stack([found[i] for i in range(len(branches))])
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
-from ttc.attention.extend_plan import ExtendPlan, Piece
 
 import ttc.threads
 from tests.helpers.engines import GREEDY, make_engine
@@ -22,8 +21,9 @@ from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, UnsupportedModel
 from ttc.attention.fused import SWITCH
+from ttc.attention.plan import Plan, Run
 from ttc.compiling import cxx, library
-from ttc.memory.kv import KV, LayerKV
+from ttc.memory.storage import Places, Storage
 from ttc.model.compiled import layers_kernel
 from ttc.model.compiled.compiled_check import Differs, check_runner
 from ttc.model.compiled.fused_runner import FusedRunner
@@ -124,13 +124,9 @@ def test_bfloat16_is_rounded_where_the_modules_round(name: str) -> None:
 
 def logits_of(runner: FusedRunner, tokens: list[int]) -> torch.Tensor:
     """Each token is a sequence of its own, so attention gives back its value."""
-    kv = KV(len(runner.shapes), len(tokens))
-    kv.device = [
-        LayerKV.empty(shape, len(tokens), None, runner.dtype, runner.device, on_host=False)
-        for shape in runner.shapes
-    ]
-    pieces = [Piece(slice(n, n + 1), [(kv, n, 1)]) for n in range(len(tokens))]
-    return runner.forward(tokens, ExtendPlan([], [9] * len(tokens), pieces))
+    storage = Storage.uncounted(runner.shapes, len(tokens), runner.dtype, runner.device)
+    runs = [Run(slice(n, n + 1), [Places(storage, n, 1)]) for n in range(len(tokens))]
+    return runner.forward(tokens, Plan([], [9] * len(tokens), runs))
 
 
 @pytest.mark.few

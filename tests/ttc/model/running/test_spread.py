@@ -34,7 +34,7 @@ from ttc import (
     Streamed,
     UnsupportedModel,
 )
-from ttc.memory.manager import KVMemory
+from ttc.memory.manager import Memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")
 
@@ -63,9 +63,9 @@ def saved(folder: Path) -> Any:
     return model
 
 
-def kv_devices(memory: KVMemory) -> list[set[str]]:
+def kv_devices(memory: Memory) -> list[set[str]]:
     """Of each layer, where its keys and values lie."""
-    layers = zip(*(kv.device for kv in memory.live), strict=True)
+    layers = zip(*(storage.device for storage in memory.live), strict=True)
     return [
         {str(tensor.device) for copy in copies if copy for tensor in copy.both} for copies in layers
     ]
@@ -264,7 +264,7 @@ def test_the_first_full_device_says_how_many_states_there_is_room_for(
     )
     engine = Engine(spread(small_models.build("qwen3_next")), Letters())
     memory = engine.memory
-    shape, kv_bytes = memory.states.shape, memory.layer_bytes_per_token
+    shape, kv_bytes = memory.states.shape, memory.layer_bytes
     assert shape is not None
     on_second = sum(n for part, n in shape.part_bytes().items() if part.layer >= 2)
     layers = [n for n, kept in enumerate(memory.shapes) if str(kept.device) == "pretend:1"]

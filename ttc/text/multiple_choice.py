@@ -164,10 +164,10 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
         bracketed = before.endswith(("(", "[", "**")) and after.startswith((")", "]", "**"))
         bracketed = bracketed and (len(text) < 40 or _CLAUSE_END.match(text, end) is not None)
         return _SMALL if bracketed and not before[-2:-1].isalnum() else None
-    article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before)
+    article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before.lower())
     if _claims().match(text, end) and not article and not _hypothetical(before):
         return _CLAIMED
-    if single and not article and _chosen().search(before):
+    if single and not article and _chosen().search(before.lower()):
         return _CLAIMED
     if (others := _OTHERS.match(text, end)) and _is_wrong(text, others.end()):
         return None
@@ -245,15 +245,13 @@ def _following(field: str) -> re.Pattern[str]:
 def _chosen() -> re.Pattern[str]:
     words = alternatives(language.choose for language in LANGUAGES)
     between = alternatives(f"{one.option}|{one.hedge}" for one in LANGUAGES)
-    return re.compile(
-        rf"(?:{words})(?:\s(?:{between})){{0,2}}[\s*_(\[\"'“「:：$]{{0,8}}$", re.IGNORECASE
-    )
+    return re.compile(rf"(?:{words})(?:\s(?:{between})){{0,2}}[\s*_(\[\"'“「:：$]{{0,8}}$")
 
 
 @cache
 def _option() -> re.Pattern[str]:
     words = alternatives(language.option for language in LANGUAGES)
-    return re.compile(rf"(?:{words})[\s*_(]{{1,4}}$", re.IGNORECASE)
+    return re.compile(rf"(?:{words})[\s*_(]{{1,4}}$")
 
 
 @lru_cache(maxsize=256)
@@ -265,18 +263,20 @@ def _mention(signs: str) -> re.Pattern[str]:
 
 def _signs(text: str, letters: str | None) -> Letters:
     """The signs that name choices in a text: capitals, and letters of its script."""
-    named = {letter: letter for letter in letters or LATIN}
-    if text.isascii():
+    named = {letter: letter for letter in letters} if letters else _LATIN
+    if not _OF_A_SERIES.search(text):
         return named
     signs_here = set(text)
     for series, signs in _SERIES.items():
         if here := signs & signs_here:
-            named |= _own_signs(text, series, here, letters or LATIN)
+            named = named | _own_signs(text, series, here, letters or LATIN)
     return named
 
 
 _SERIES = {one.letters: set().union(*one.letters) - {"_"} for one in LANGUAGES if one.letters}
 """The scripts' series of letters, and the signs in them."""
+_OF_A_SERIES = re.compile(f"[{''.join(sorted(set().union(*_SERIES.values())))}]")
+_LATIN = dict(zip(LATIN, LATIN, strict=True))
 
 
 def _own_signs(text: str, series: tuple[str, ...], here: set[str], letters: str) -> dict[str, str]:

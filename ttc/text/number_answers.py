@@ -214,6 +214,8 @@ _DIGITS = re.compile(r"(?<![\d.,])[\d.,]*\d(?: \d{3})*(?![\d/])")
 
 
 def _in_english(digits: str, comma: bool) -> str:
+    if digits.isdigit():
+        return digits
     if re.fullmatch(r"\d{1,3}(?: \d{3})+", digits):
         return digits.replace(" ", "")
     if re.fullmatch(r"\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}", digits):

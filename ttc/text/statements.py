@@ -10,14 +10,19 @@ where it ends, is up to its kind (`multiple_choice`, `number_answers`, `math_ans
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from operator import attrgetter
+from typing import NamedTuple
 
 from ttc.text.languages import ENGLISH, LANGUAGES, LATIN, Language
 
 CLOSED_UP = frozenset({"zh", "ja", "th", "ko"})
 """Languages that part words by no blanks, or bind particles to them."""
+
+_PREFIXED = frozenset({"ar", "he", "fa", "ur"})
+"""Languages that bind articles and prepositions to a noun's beginning."""
 
 CLOSED_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 """Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: such letters may touch a number or a
@@ -41,6 +46,8 @@ _PLAIN = (
 )
 """Digits of all scripts, full-width letters and signs, one character for one."""
 
+_NOT_PLAIN = re.compile(f"[{re.escape(''.join(map(chr, _PLAIN)))}]")
+
 _ABOUT = "about|around|approximately|approx|roughly|nearly"
 _LINKS = r":|\.(?=[*_]{2})|ঃ|=(?!=)|→|->|=>|⇒|[—–-](?=\s)"
 _CLOSING = r"[ \t*_`~)}】\]\"'”’»]*+"
@@ -49,8 +56,7 @@ _OF_WHAT = "to|in|for|of|on|here|that|from|at|we|i|you|therefore|then|thus|hence
 _LONGEST_DENIAL = 48
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """start: where its noun or mark begins. place: where its answer does, with what markup it has.
     linked: whether a verb, a colon or a new line stands before the answer."""
 
@@ -63,9 +69,10 @@ class Statement:
 
 def plain(text: str) -> str:
     """The text with digits, letters and signs in their narrow Latin forms, as long as it was."""
-    return text if text.isascii() else text.translate(_PLAIN)
+    return text.translate(_PLAIN) if _NOT_PLAIN.search(text) else text
 
 
+@lru_cache(maxsize=1)  # the readings of a text ask for them in turn
 def statements(text: str, options: bool = False) -> list[Statement]:
     """The statements of a text, which is `plain`, in their order.
 
@@ -77,15 +84,15 @@ def statements(text: str, options: bool = False) -> list[Statement]:
         if text[mark + 4 : mark + 5] != "#"
     ]
     denied: set[int] = set()  # a noun of several languages is denied in any of them
-    for language in _spoken(text, options):
-        for head in _head(language, options).finditer(text):
+    for language, first in _spoken(text, options):
+        for head in _head(language, options).finditer(text, first):
             if _is_denied(text, head.start(), language):
                 denied.add(head.start())
             elif _states(text, head, language):
                 linked = head["link"] is not None
                 found.append(Statement(head.start(), head.end(), language, linked))
     kept = [statement for statement in found if statement.start not in denied]
-    return sorted(kept, key=lambda statement: statement.place)
+    return sorted(kept, key=attrgetter("place"))
 
 
 def clause(text: str, place: int) -> str:
@@ -105,9 +112,11 @@ def decimal_comma(text: str) -> bool:
     """Whether a text's language writes 2,5 for two and a half. English wins a draw."""
     if not _COMMA_OR_POINT.search(text):
         return False
+    speakers = _speakers()
     words = set(_WORD.findall(text[:4000].lower()))
-    here = max(len(words & _common(lang)) for lang in LANGUAGES if lang.decimal_comma)
-    english = len(words & _common(ENGLISH))
+    counts = Counter(code for word in words for code in speakers.get(word, ()))
+    english = counts.pop(ENGLISH.code, 0)
+    here = max(counts.values(), default=0)
     return here > english or (not english and _CYRILLIC_OR_GREEK.search(text) is not None)
 
 
@@ -117,8 +126,14 @@ _CYRILLIC_OR_GREEK = re.compile("[\u0370-\u03ff\u0400-\u04ff]{3}")
 
 
 @cache
-def _common(language: Language) -> frozenset[str]:
-    return frozenset(language.common.split("|"))
+def _speakers() -> dict[str, list[str]]:
+    """Frequent words, each with English and the languages with decimal commas that have it."""
+    found: dict[str, list[str]] = {}
+    for language in LANGUAGES:
+        if language.decimal_comma or language is ENGLISH:
+            for word in set(language.common.split("|")):
+                found.setdefault(word, []).append(language.code)
+    return found
 
 
 def _all(text: str, mark: str) -> Iterator[int]:
@@ -128,12 +143,36 @@ def _all(text: str, mark: str) -> Iterator[int]:
         place = text.find(mark, place + len(mark))
 
 
-def _spoken(text: str, options: bool) -> list[Language]:
-    """The languages that have a noun in the text."""
-    stems = _stems(options)
-    near = [pair for sign in stems.keys() & set(text) for pair in stems[sign].items()]
-    found = {code for stem, codes in near if stem in text for code in codes}
-    return [language for language in LANGUAGES if language.code in found] if found else []
+def _spoken(text: str, options: bool) -> list[tuple[Language, int]]:
+    """The languages that have a noun in the text, with the place of the first one."""
+    spaced, joined = _table(options)
+    nouns = [noun for word in spaced.keys() & set(_WORD.findall(text)) for noun in spaced[word]]
+    if not text.isascii():
+        nouns += [pair for sign in joined.keys() & set(text) for pair in joined[sign]]
+    first: dict[int, int] = {}
+    for noun, language in nouns:
+        if (place := text.find(noun)) >= 0:
+            first[language] = min(place, first.get(language, place))
+    return [(LANGUAGES[each], first[each]) for each in sorted(first)]
+
+
+@cache
+def _table(options: bool) -> tuple[dict[str, list[_Noun]], dict[str, list[_Noun]]]:
+    """The nouns of languages that part words, by their first letters that a mark or blank ends, and
+    of the others by their first sign."""
+    spaced: dict[str, list[_Noun]] = {}
+    joined: dict[str, list[_Noun]] = {}
+    for place, language in enumerate(LANGUAGES):
+        for noun in _cased(_nouns(language, options)):
+            if language.code in CLOSED_UP | _PREFIXED:
+                joined.setdefault(noun[0], []).append((noun, place))
+            elif begin := _WORD.match(noun):
+                spaced.setdefault(begin.group(), []).append((noun, place))
+    return spaced, joined
+
+
+_Noun = tuple[str, int]
+"""With the place of its language in the table."""
 
 
 def _is_denied(text: str, start: int, language: Language) -> bool:
@@ -146,7 +185,7 @@ def _states(text: str, head: re.Match[str], language: Language) -> bool:
     start = head.start()
     before = text[max(0, start - _LONGEST_DENIAL) : start]
     spaced = language.code not in CLOSED_UP
-    if spaced and before[-1:].isalpha() and language.code not in ("ar", "he", "fa", "ur"):
+    if spaced and before[-1:].isalpha() and language.code not in _PREFIXED:
         return False
     if language is ENGLISH and _UNIT.search(before):
         return False
@@ -192,24 +231,6 @@ def _forms(word: str) -> list[str]:
 
 def _nouns(language: Language, options: bool) -> str:
     return "|".join(filter(None, (language.answer, language.option if options else "")))
-
-
-@cache
-def _stems(options: bool) -> dict[str, dict[str, set[str]]]:
-    """Parts of nouns, one of which stands in any text that has a noun, with their languages, by
-    their rarest sign."""
-    found: dict[str, dict[str, set[str]]] = {}
-    for language in LANGUAGES:
-        for word in filter(None, _nouns(language, options).split("|")):
-            for form in _forms(word):
-                stem = form[1:] if len(form) > 2 else form
-                stems = found.setdefault(min(stem, key=_BY_RARITY.find), {})
-                stems.setdefault(stem, set()).add(language.code)
-    return found
-
-
-_BY_RARITY = "jqxzwkvbyphfgmcudlsrnitoae"
-"""What is not among them is rarer still."""
 
 
 @cache

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
-from ttc.text.languages import ENGLISH, LANGUAGES, LATIN, Language
+from ttc.text.languages import LATIN, Language, languages
 
 CLOSED_UP = frozenset({"zh", "ja", "th", "ko"})
 """Languages that part words by no blanks, or bind particles to them."""
@@ -54,6 +54,7 @@ _CLOSING = r"[ \t*_`~)}】\]\"'”’»]*+"
 _MARKUP = r"[*_`~)}】\]\"'”’»]*+"
 _OF_WHAT = "to|in|for|of|on|here|that|from|at|we|i|you|therefore|then|thus|hence|as"
 _LONGEST_DENIAL = 48
+_HASHES = re.compile("####(?!#)(?<!#####)")
 
 
 class Statement(NamedTuple):
@@ -79,9 +80,7 @@ def statements(text: str, options: bool = False) -> list[Statement]:
     options: also those whose noun is one of several choices, as in "the right option is B".
     """
     found = [
-        Statement(mark, mark + 4, ENGLISH, hashes=True)
-        for mark in _all(text, "####")
-        if text[mark + 4 : mark + 5] != "#"
+        Statement(*mark.span(), languages()[0], hashes=True) for mark in _HASHES.finditer(text)
     ]
     denied: set[int] = set()  # a noun of several languages is denied in any of them
     for language, first in _spoken(text, options):
@@ -115,7 +114,7 @@ def decimal_comma(text: str) -> bool:
     speakers = _speakers()
     words = set(_WORD.findall(text[:4000].lower()))
     counts = Counter(code for word in words for code in speakers.get(word, ()))
-    english = counts.pop(ENGLISH.code, 0)
+    english = counts.pop("en", 0)
     here = max(counts.values(), default=0)
     return here > english or (not english and _CYRILLIC_OR_GREEK.search(text) is not None)
 
@@ -129,18 +128,11 @@ _CYRILLIC_OR_GREEK = re.compile("[\u0370-\u03ff\u0400-\u04ff]{3}")
 def _speakers() -> dict[str, list[str]]:
     """Frequent words, each with English and the languages with decimal commas that have it."""
     found: dict[str, list[str]] = {}
-    for language in LANGUAGES:
-        if language.decimal_comma or language is ENGLISH:
+    for language in languages():
+        if language.decimal_comma or language.is_english:
             for word in set(language.common.split("|")):
                 found.setdefault(word, []).append(language.code)
     return found
-
-
-def _all(text: str, mark: str) -> Iterator[int]:
-    place = text.find(mark)
-    while place >= 0:
-        yield place
-        place = text.find(mark, place + len(mark))
 
 
 def _spoken(text: str, options: bool) -> list[tuple[Language, int]]:
@@ -153,7 +145,7 @@ def _spoken(text: str, options: bool) -> list[tuple[Language, int]]:
     for noun, language in nouns:
         if (place := text.find(noun)) >= 0:
             first[language] = min(place, first.get(language, place))
-    return [(LANGUAGES[each], first[each]) for each in sorted(first)]
+    return [(languages()[each], first[each]) for each in sorted(first)]
 
 
 @cache
@@ -162,7 +154,7 @@ def _table(options: bool) -> tuple[dict[str, list[_Noun]], dict[str, list[_Noun]
     of the others by their first sign."""
     spaced: dict[str, list[_Noun]] = {}
     joined: dict[str, list[_Noun]] = {}
-    for place, language in enumerate(LANGUAGES):
+    for place, language in enumerate(languages()):
         for noun in _cased(_nouns(language, options)):
             if language.code in CLOSED_UP | _PREFIXED:
                 joined.setdefault(noun[0], []).append((noun, place))
@@ -187,15 +179,15 @@ def _states(text: str, head: re.Match[str], language: Language) -> bool:
     spaced = language.code not in CLOSED_UP
     if spaced and before[-1:].isalpha() and language.code not in _PREFIXED:
         return False
-    if language is ENGLISH and _UNIT.search(before):
+    if language.is_english and _UNIT.search(before):
         return False
     if head["link"] is None and head["noun"].lower() in language.option.split("|"):
         return False
     if head["link"] is not None and "\n" in head["link"]:
         return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
-    if language is ENGLISH and head["what"] and head["sign"]:  # "to get the answer in cm: 3 * 4"
+    if language.is_english and head["what"] and head["sign"]:  # "to get the answer in cm: 3 * 4"
         return _HEADING.fullmatch(_SENTENCES.split(before)[-1]) is not None
-    if head["link"] is None and language is ENGLISH:
+    if head["link"] is None and language.is_english:
         return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
     return True
 
@@ -239,9 +231,9 @@ def _head(language: Language, options: bool) -> re.Pattern[str]:
     spaced = language.code not in CLOSED_UP
     nouns = "|".join(sorted(_cased(_nouns(language, options)), key=len, reverse=True))
     end = r"(?![^\W\d_])" if spaced else ""
-    kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language is ENGLISH else ""
+    kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language.is_english else ""
     aside = rf"{_MARKUP}(?:\s?\([^()\n]{{0,60}}\))?+"
-    if language is ENGLISH:
+    if language.is_english:
         words = rf"(?P<what>,?\s(?i:{_OF_WHAT})\b(?:\s(?![A-J]\b)[^\s.:;?!=]{{1,30}}+){{0,8}}?)?,?"
     elif spaced:
         words = r"(?:\s(?![A-ZА-Я]\b)[^\W\d_]{1,30}+){0,6}?,?"
@@ -251,15 +243,18 @@ def _head(language: Language, options: bool) -> re.Pattern[str]:
     link = rf"{words}{_CLOSING}(?:{verbs}{_CLOSING}\s?+:?|(?P<sign>{_LINKS}))"
     new_line = r"[ \t]*+\n"
     joined = rf"(?P<link>{aside}{link}|{_CLOSING}{new_line})?"
-    return re.compile(rf"(?P<noun>{nouns}){end}{kind}{joined}{_hedges(language, end)}")
+    return re.compile(rf"(?P<noun>{nouns}){end}{kind}{joined}{_hedges(language, end, verbs)}")
 
 
-def _hedges(language: Language, end: str) -> str:
-    words = "|".join(sorted(_cased(language.hedge), key=len, reverse=True))
+def _hedges(language: Language, end: str, verbs: str) -> str:
+    words = sorted(_cased(language.hedge), key=len, reverse=True)
     if not words:
         return ""
-    words = words.replace(r"\S", r"\s")
-    return rf"(?:[\s*_,]{{0,8}}+(?:{words}){end}[.,:]?){{0,4}}"
+    nouns = {*language.answer.split("|"), *language.option.split("|")}
+    others = "|".join(word for word in words if word.lower() not in nouns).replace(r"\S", r"\s")
+    named = "|".join(word for word in words if word.lower() in nouns) or "(?!)"
+    states = rf"(?!{_CLOSING}(?:{verbs}|[:=]))"  # Answer: The answer is
+    return rf"(?:[\s*_,]{{0,8}}+(?:(?:{named}){end}{states}|(?:{others}){end})[.,:]?){{0,4}}"
 
 
 @cache
@@ -272,8 +267,8 @@ def _denied(language: Language) -> re.Pattern[str]:
 
 @cache
 def _ends() -> re.Pattern[str]:
-    words = alternatives(language.ends for language in LANGUAGES if _is_spaced(language))
-    closed = alternatives(language.ends for language in LANGUAGES if not _is_spaced(language))
+    words = alternatives(language.ends for language in languages() if _is_spaced(language))
+    closed = alternatives(language.ends for language in languages() if not _is_spaced(language))
     joins = "and|or|y|e|et|ou|o|und|oder|и|или|i|lub|of|en|atau|dan|og|och"
     return re.compile(
         rf"[.!?]\s+(?![a-z\d])|,?\s+or\s+(?:{_ABOUT})\b|[。।؟！？；;]|,?\s+(?:{words})(?![\w'’])|\s*\((?=[a-z]{{2,}}\s)"

@@ -187,10 +187,10 @@ class Memory(Tiers):
         for storage in storages:
             storage.used_at = self.clock
 
-    def wait(self, storages: Iterable[Storage]) -> None:
+    def wait(self, blocks: Iterable[Block]) -> None:
         """Let what is computed from here on see what was fetched of these."""
-        for storage in storages:
-            self.link.wait(storage.fetched)
+        for block in blocks:
+            self.link.wait(block.fetched)
 
     # ---------------------------------------------------------------- inputs beside KV
 

@@ -4,7 +4,7 @@ between them that counts."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -20,8 +20,6 @@ from ttc.memory.state_memory import StateMemory
 from ttc.memory.storage import Storage
 from ttc.memory.tiers import Block, Tiers, as_out_of_memory
 
-MakeRoom = Callable[[int], object]
-
 
 class Memory(Tiers):
     """Storages, and where each of their layers lies: on the device, on the host, or both.
@@ -32,7 +30,6 @@ class Memory(Tiers):
     codec: how storages that no branch decodes in keep their numbers, None for the model's own
         type.
     live: all storages, in order of creation.
-    make_room: a policy's: has so many bytes free on the device, if it can.
     fixed_layers: see `fix`.
     states: what recurrent layers keep, in the same tiers.
     clock: counts plans; a storage keeps when one last used it.
@@ -69,7 +66,6 @@ class Memory(Tiers):
         self.live: dict[Storage, None] = {}
         self.fixed_layers = 0
         self.states = StateMemory(self)
-        self.make_room: MakeRoom = lambda nbytes: None
         self.clock = 0
 
     def fix(self, layers: int, model_layers: int) -> None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from ttc.memory.link import Transfer
 from ttc.memory.states import State, StateShape, Tensors
-from ttc.memory.tiers import Tier, as_out_of_memory
-
-if TYPE_CHECKING:
-    from ttc.memory.manager import Memory
+from ttc.memory.tiers import Tier, Tiers, as_out_of_memory
 
 
 class StateMemory:
@@ -28,8 +24,8 @@ class StateMemory:
     running_bytes: what those of sequences that run take on the device.
     """
 
-    def __init__(self, memory: Memory):
-        self.tiers = memory
+    def __init__(self, tiers: Tiers):
+        self.tiers = tiers
         self.live: dict[State, None] = {}
         self.running_bytes = 0
         self.use(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ttc.attention.pieces import Piece, private_pieces
 from ttc.attention.reader import Reads, Unit
@@ -32,6 +33,8 @@ class Layerwise(Offloading):
     """By which each branch of the step grows at most."""
     charged = 0
     """The tokens that the step under way charges a layer with."""
+
+    buffers: ClassVar = 1
 
     @property
     def own_token_bytes(self) -> int:

@@ -75,10 +75,10 @@ def test_recurrent_states_run_dry_too(policy: Any) -> None:
 
     def run(engine: Engine) -> None:
         branches = engine.fork(engine.root([5 + n for n in range(30)]), 5)
-        for _ in range(2):
+        for _ in range(3):
             engine.generate(branches, 4)
-            engine.release(branches[1:])
-            branches = engine.fork(branches[0], 4)
+            engine.release(branches[2:])
+            branches = [child for branch in branches[:2] for child in engine.fork(branch, 2)]
 
     engine = recurrent_engine("lfm2: convolutions", memory=policy(budget_gib, block_tokens=8))
     with Recorder(engine) as recorder:

@@ -33,7 +33,8 @@ class StateMemory:
     def use(self, shape: StateShape | None, fixed_layers: int = 0) -> None:
         """Keep states of this shape from now on. Those of the first `fixed_layers` layers lie on
         the host, where these layers run, and never move."""
-        self.shape = shape
+        near = self.tiers.link.device
+        self.shape = shape if shape is None or near.type != "meta" else shape.on(near)
         self.fixed_layers = fixed_layers
         sizes = {} if shape is None else shape.part_bytes()
         self.fixed_bytes = sum(n for part, n in sizes.items() if part.layer < fixed_layers)

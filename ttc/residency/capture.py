@@ -4,7 +4,8 @@ they are needed."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from typing import Self
@@ -236,6 +237,13 @@ class Capture(Offloading):
                 memory.evict(storage, "write-back")
 
     # ---------------------------------------------------------------- a step
+
+    @contextmanager
+    def trial(self) -> Iterator[Self]:
+        times = self.times  # measured before, for within nothing is computed
+        with super().trial() as policy:
+            policy.given = times
+            yield policy
 
     def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
         self.expected = sum(self.counts()) + tokens * len(paths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ttc.attention.pieces import Piece, private_pieces
 from ttc.attention.reader import Reads, Unit
@@ -32,6 +33,8 @@ class Layerwise(Offloading):
     """By which each branch of the step grows at most."""
     charged = 0
     """The tokens that the step under way charges a layer with."""
+
+    buffers: ClassVar = 1
 
     @property
     def own_token_bytes(self) -> int:
@@ -82,22 +85,26 @@ class Layerwise(Offloading):
         memory.wait(memory.live)
 
     def layers_in_device(self, tokens: int) -> int:
-        """The layers that stay on the device when all hold so many tokens (LBS Eq. 1, less the
-        buffers and the recurrent states that run)."""
-        device, sizes = self.memory.device, [tokens * n for n in self.memory.layer_bytes]
+        """The layers that stay on the device when all hold so many tokens, and the room that these
+        leave unused (LBS Eq. 1, less the buffers and the recurrent states that run)."""
+        device, layer_bytes = self.memory.device, self.memory.layer_bytes
+        unused = sum(s.left for s in self.memory.live if s not in self.writing)
+        sizes = [(tokens + unused) * n for n in layer_bytes]
         running_bytes = self.memory.states.running_bytes
         if device.budget_bytes is None or sum(sizes) + running_bytes <= device.budget_bytes:
             return len(sizes)
         for layers in range(len(sizes) - 1, -1, -1):
-            buffers = (2 if self.prefetch and layers < len(sizes) - 1 else 1) * max(sizes[layers:])
+            buffers = (2 if self.prefetch and layers < len(sizes) - 1 else 1) * tokens
+            buffers *= max(layer_bytes[layers:])
             if sum(sizes[:layers]) + buffers + running_bytes <= device.budget_bytes:
                 return layers
-        device.require(max(sizes, default=0), used_bytes=running_bytes)
+        device.require(tokens * max(layer_bytes, default=0), used_bytes=running_bytes)
         return 0  # one buffer fits, two do not
 
     def live_tokens(self) -> int:
-        """What storages that are written have room for."""
-        return sum(storage.room for storage in self.memory.live)
+        """What is written, and what storages that are being written have room for."""
+        live = self.memory.live
+        return sum(s.room if s in self.writing else s.filled for s in live)
 
     def order(self) -> list[Block]:
         """Whole layers leave, or nothing of them does."""

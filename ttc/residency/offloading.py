@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -84,10 +85,13 @@ class Offloading(Residency):
         if budget is None or not own_bytes:
             return super().groups(paths, tokens)
         buffer_bytes = self.buffer_bytes(paths)
-        together = min(len(paths), (budget - 2 * buffer_bytes) // own_bytes)
+        together = min(len(paths), (budget - self.buffers * buffer_bytes) // own_bytes)
         if together < 1:  # one branch at a time, and one buffer
             self.memory.device.require(own_bytes + buffer_bytes, used_bytes=0)
         return balanced_rounds(len(paths), max(1, together))
+
+    buffers: ClassVar = 2
+    """How many buffers a group has beside it, if there is room."""
 
     @property
     def own_token_bytes(self) -> int:

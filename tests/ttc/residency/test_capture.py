@@ -22,6 +22,7 @@ from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
 from ttc.attention.reader import Reads
 from ttc.cost_model.capture import CaptureTimes, Line
+from ttc.memory.dry_link import DryLink
 from ttc.memory.kv import LayerACT
 from ttc.memory.storage import Storage
 from ttc.tree.branch import Branch
@@ -472,3 +473,16 @@ class Captured(Ownership):
 
 TestOwnership = Captured.TestCase
 TestOwnership.settings = settings(max_examples=examples(8), stateful_step_count=15)
+
+
+def test_times_are_measured_on_the_machine_and_not_in_a_trial() -> None:
+    engine = Engine(deep(layers=3, heads=2, context=256), Letters(), memory=Capture(3e-5))
+    policy, links = capture(engine), list[Any]()
+
+    def measure(layer: int, rows: int, tokens: int) -> CaptureTimes:
+        links.append(engine.memory.link)
+        return CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0))
+
+    policy.measure = measure
+    engine.generate(engine.fork(engine.root(prompt(1, 20)), 2), 4)
+    assert links and not any(isinstance(link, DryLink) for link in links)

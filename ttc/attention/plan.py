@@ -302,9 +302,8 @@ class Plan:
             self._attend_last(layer, q[heads][:, :, rows], heads, count, rows)
             for count, rows in alike.items()
         ]
-        order = (
-            torch.tensor([row for rows in alike.values() for row in rows]).argsort().to(q.device)
-        )
+        rows = [row for rows in alike.values() for row in rows]
+        order = torch.tensor(rows).argsort().to(q.device)
         out, lse = (torch.cat(parts, 2)[:, :, order] for parts in zip(*found, strict=True))
         return out, lse
 

@@ -85,8 +85,10 @@ class DryRunner:
     ) -> Tensor:
         for layer, shape in enumerate(self.shapes):
             self._layer(layer, shape, len(tokens), plan)
-        logits = torch.zeros(len(tokens if keep is None else keep), self.vocabulary)
         assert self.engine is not None
+        for batch in plan.states:
+            batch.tensors = batch.tensors or self.engine.memory.states.zeros(len(batch.rows))
+        logits = torch.zeros(len(tokens if keep is None else keep), self.vocabulary)
         branches = decoding(self.engine, plan)
         if branches and self.pace is not None:
             self.decoding_s += self.pace.pass_s(plan)

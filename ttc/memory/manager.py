@@ -4,7 +4,7 @@ between them that counts."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -20,8 +20,6 @@ from ttc.memory.state_memory import StateMemory
 from ttc.memory.storage import Storage
 from ttc.memory.tiers import Block, Tiers, as_out_of_memory
 
-MakeRoom = Callable[[int], object]
-
 
 class Memory(Tiers):
     """Storages, and where each of their layers lies: on the device, on the host, or both.
@@ -32,7 +30,6 @@ class Memory(Tiers):
     codec: how storages that no branch decodes in keep their numbers, None for the model's own
         type.
     live: all storages, in order of creation.
-    make_room: a policy's: has so many bytes free on the device, if it can.
     fixed_layers: see `fix`.
     states: what recurrent layers keep, in the same tiers.
     clock: counts plans; a storage keeps when one last used it.
@@ -69,7 +66,6 @@ class Memory(Tiers):
         self.live: dict[Storage, None] = {}
         self.fixed_layers = 0
         self.states = StateMemory(self)
-        self.make_room: MakeRoom = lambda nbytes: None
         self.clock = 0
 
     def fix(self, layers: int, model_layers: int) -> None:
@@ -187,10 +183,10 @@ class Memory(Tiers):
         for storage in storages:
             storage.used_at = self.clock
 
-    def wait(self, storages: Iterable[Storage]) -> None:
+    def wait(self, blocks: Iterable[Block]) -> None:
         """Let what is computed from here on see what was fetched of these."""
-        for storage in storages:
-            self.link.wait(storage.fetched)
+        for block in blocks:
+            self.link.wait(block.fetched)
 
     # ---------------------------------------------------------------- inputs beside KV
 
@@ -364,11 +360,11 @@ class Memory(Tiers):
         would in earnest."""
         link, live, clock = self.link, dict(self.live), self.clock
         tiers = [(tier, dict(vars(tier))) for tier in (self.device, self.host, self.fixed)]
+        states = dict(vars(self.states)) | {"live": dict(self.states.live)}
         before = [
-            (storage, vars(storage) | {"device": storage.device[:], "host": storage.host[:]})
-            for one in live
-            for storage in (one, one.inputs)
-            if storage is not None
+            (block, vars(block) | {"device": block.device[:], "host": block.host[:]})
+            for block in (*live, *(one.inputs for one in live), *self.states.live)
+            if block is not None
         ]
         self.link = DryLink()
         for tier, _ in tiers:
@@ -377,5 +373,5 @@ class Memory(Tiers):
             yield
         finally:
             self.link, self.live, self.clock = link, live, clock
-            for changed, kept in (*tiers, *before):
+            for changed, kept in (*tiers, (self.states, states), *before):
                 vars(changed).update(kept)

@@ -1,5 +1,4 @@
-"""Recurrent states in the two tiers: those at segments' ends, and those that tails and passes
-change."""
+"""Recurrent states in the two tiers: those at segments' ends, and those that passes change."""
 
 from __future__ import annotations
 
@@ -22,17 +21,20 @@ class StateMemory:
     nbytes: what a state takes in a tier that has it. fixed_bytes: what it takes in layers that run
         on the host.
     live: the states at segments' ends, the oldest first.
+    running_bytes: what those of sequences that run take on the device.
     """
 
     def __init__(self, tiers: Tiers):
         self.tiers = tiers
         self.live: dict[State, None] = {}
+        self.running_bytes = 0
         self.use(None)
 
     def use(self, shape: StateShape | None, fixed_layers: int = 0) -> None:
         """Keep states of this shape from now on. Those of the first `fixed_layers` layers lie on
         the host, where these layers run, and never move."""
-        self.shape = shape
+        near = self.tiers.link.device
+        self.shape = shape if shape is None or near.type != "meta" else shape.on(near)
         self.fixed_layers = fixed_layers
         sizes = {} if shape is None else shape.part_bytes()
         self.fixed_bytes = sum(n for part, n in sizes.items() if part.layer < fixed_layers)
@@ -46,16 +48,18 @@ class StateMemory:
                 sizes[self.shape.parts[part][2]] += nbytes * (part.layer >= self.fixed_layers)
         return sizes
 
-    def buffer(self, host: bool) -> Tensors:
+    def buffer(self, host: bool = False) -> Tensors:
         """Memory for the parts of a state that move."""
         assert self.shape is not None
-        pinned = host and self.tiers.link.device.type == "cuda"
+        kind = self.tiers.link.device.type
         buffer = {}
         with as_out_of_memory(self.tiers.host if host else self.tiers.device, self.nbytes):
             for part, (shape, dtype, device) in self.shape.parts.items():
                 if part.layer >= self.fixed_layers:
+                    near = "meta" if kind == "meta" else "cpu" if host else device
+                    pinned = host and kind == "cuda"
                     buffer[part] = torch.empty(
-                        1, *shape, dtype=dtype, device="cpu" if host else device, pin_memory=pinned
+                        1, *shape, dtype=dtype, device=near, pin_memory=pinned
                     )
         return buffer
 
@@ -64,12 +68,15 @@ class StateMemory:
     def claim(self, sequences: int) -> None:
         """Count the states of sequences that are about to run. Raises OutOfMemory."""
         tiers, nbytes = self.tiers, sequences * self.nbytes
+        tiers.make_room(nbytes)
         tiers.claim(tiers.device, nbytes)
         tiers.device.take(nbytes)
+        self.running_bytes += nbytes
         tiers.fixed.take(sequences * self.fixed_bytes)
 
     def give(self, sequences: int) -> None:
         """So many sequences run no more."""
+        self.running_bytes -= sequences * self.nbytes
         self.tiers.device.give(sequences * self.nbytes)
         self.tiers.fixed.give(sequences * self.fixed_bytes)
 

@@ -43,6 +43,11 @@ class StateShape:
             }
         )
 
+    def on(self, device: torch.device) -> StateShape:
+        """The same with all parts on one device."""
+        parts = self.parts.items()
+        return StateShape({part: (shape, dtype, device) for part, (shape, dtype, _) in parts})
+
     def part_bytes(self) -> dict[Part, int]:
         return {
             part: prod(shape) * dtype.itemsize for part, (shape, dtype, _) in self.parts.items()

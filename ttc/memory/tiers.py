@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from decimal import ROUND_CEILING, Context
 from typing import Any, ClassVar, Generic, TypeVar
@@ -135,6 +135,7 @@ class Tiers(ABC):
     between them.
 
     fixed: what layers that run on the host keep there; it never moves, and counts in no budget.
+    make_room: a policy's: has so many bytes free on the device, if it can.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Tiers(ABC):
         self.host = Tier("host", host_budget_bytes)
         self.fixed = Tier("host", None)
         self.link = Link(device, link_gbps)
+        self.make_room: Callable[[int], object] = lambda nbytes: None
 
     @abstractmethod
     def blocks(self) -> Iterable[Block]:

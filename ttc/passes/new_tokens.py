@@ -93,12 +93,12 @@ def one_pass(
     paths = [Path(tree.hold(holder.leaf)) for holder in holders]
     before = [path.leaf for path in paths]
     try:
+        if states is not None:
+            states.claim(2 * len(paths))  # those of who stays are copied where others leave
         new = [
             New(path, part, tree.write(path, part, len(part)))
             for path, part in zip(paths, tokens, strict=True)
         ]
-        if states is not None:
-            states.claim(2 * len(new))  # those of who stays are copied where others leave
         rows = packed(runtime, new)
         if states is not None:
             inside = [openings[i] > new[i].start for i in rows.order]
@@ -139,6 +139,11 @@ class Target:
     def done(self) -> bool:
         return self.holder is not None and self.holder.leaf.end >= len(self.tokens)
 
+    @property
+    def lacking(self) -> int:
+        """The tokens whose KV is not there, as far as is known before it is looked for."""
+        return len(self.tokens) - (self.holder or self.branch).leaf.end
+
     def held(self, tree: Tree) -> Holder:
         if self.holder is None:
             assert self.after is not None and self.after.holder is not None
@@ -160,10 +165,7 @@ def compute(
     """Bring each target's KV there, pass by pass. Between two of them others may use the tree. A
     branch that is released there is left out from then on."""
     waiting = list(targets)
-    missing = sum(
-        len(t.tokens) - (t.holder.leaf if t.holder else t.branch.leaf).end for t in waiting
-    )
-    runtime.residency.require(missing)
+    require(runtime, waiting)
     while waiting := [t for t in waiting if not t.branch.released and not t.done]:
         with (
             runtime.metered([target.branch for target in waiting]),
@@ -181,6 +183,13 @@ def compute(
             yield
 
 
+def require(runtime: Runtime, targets: Sequence[Target]) -> None:
+    """Raise OutOfMemory unless there is room for what these lack."""
+    runtime.residency.require(
+        sum(target.lacking for target in targets), sum(target.kept for target in targets)
+    )
+
+
 def _run(
     runtime: Runtime, targets: Sequence[Target], new: Sequence[New], states: PassStates | None
 ) -> Tensor:
@@ -193,7 +202,6 @@ def _run(
         inside = [new[i].start < targets[i].opening for i in rows.order]
         states.begin(rows.plan, [states.chosen[target][0] for target in of], inside)
 
-    states.claim(len(new))
     outputs = run(runtime, new, load)
     states.end(of)
     return outputs

@@ -4,18 +4,16 @@ kept at new ends."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from ttc.attention.plan import Plan
+from ttc.errors import OutOfMemory
 from ttc.memory.states import State, StateBatch
+from ttc.passes.new_tokens import Target, require
+from ttc.passes.runtime import Runtime
 from ttc.tree.segment import Segment, common_prefix
 from ttc.tree.tree import SNAPSHOT_TOKENS
-
-if TYPE_CHECKING:
-    from ttc.passes.new_tokens import Target
-    from ttc.passes.runtime import Runtime
 
 WORTH_SHARING = 8
 """A common beginning of fewer tokens is computed twice: one sequence would wait for the other."""
@@ -30,7 +28,7 @@ class PassStates:
     """
 
     def __init__(self, runtime: Runtime):
-        self.residency = runtime.residency
+        self.runtime = runtime
         self.memory = runtime.memory.states
         self.tree = runtime.tree
         self.chosen: dict[Target, tuple[Segment, int]] = {}
@@ -40,7 +38,8 @@ class PassStates:
 
     def most(self, target: Target, targets: Sequence[Target]) -> int:
         """How many tokens of a target the pass may compute: up to where a state is kept, for others
-        to go on from. None while it waits for another one's state, or for room."""
+        to go on from. None while it waits for another one's state, or for room. Raises OutOfMemory
+        where there is none for the first one."""
         assert target.holder is not None
         leaf, tokens = target.holder.leaf, target.tokens
         if leaf.parent is not None and leaf.state is None:
@@ -48,9 +47,9 @@ class PassStates:
         others = [other for other in targets if self._alike(target, other)]
         if any(self._shared(target, other) for other in others if other in self.chosen):
             return 0
-        room = self.residency.memory.device.free_bytes
-        if self.chosen and (len(self.chosen) + 2) * self.memory.nbytes > room:
+        if self.chosen and not self._another_fits(targets):
             return 0
+        self.claim(1)
         start = leaf.end
         cuts = [start + SNAPSHOT_TOKENS - start % SNAPSHOT_TOKENS, target.opening]
         cuts += [start + self._shared(target, other) for other in others]
@@ -70,14 +69,21 @@ class PassStates:
         shared = common_prefix(target.tokens, other.tokens) - target.holder.leaf.end
         return shared if shared >= WORTH_SHARING or shared == len(other.tokens) else 0
 
+    def _another_fits(self, targets: Sequence[Target]) -> bool:
+        """Whether one more may run beside those that do, with room for what all of them lack."""
+        try:
+            require(self.runtime, targets)
+        except OutOfMemory:
+            return False
+        return True
+
     # ---------------------------------------------------------------- the pass
 
     def claim(self, count: int) -> None:
-        """Take the room of so many states, before the plan of the pass is made, which finds KV
-        where it lies then. Raises OutOfMemory."""
-        self.residency.make_room(count * self.memory.nbytes)
+        """Take the room of so many states, before that of what the pass writes. Raises
+        OutOfMemory."""
         self.memory.claim(count)
-        self.claimed = count
+        self.claimed += count
 
     def begin(self, plan: Plan, before: Sequence[Segment], in_opening: Sequence[bool]) -> None:
         """Give a plan the states of its runs, which go on after the segments `before`. in_opening:
@@ -108,7 +114,8 @@ class PassStates:
                     self.tree.set_state(before, None)
                 target.passing = None if leaf.end == end else leaf
                 if target.kept or target.passing:
-                    near = self.residency.state_on_device()
+                    fits = self.runtime.memory.device.free_bytes >= self.memory.nbytes
+                    near = fits if target.passing else self.runtime.residency.state_on_device()
                     self.tree.set_state(leaf, self.memory.keep(batch.tensors, place, near))
 
     def clear(self) -> None:

@@ -32,7 +32,6 @@ class RunningStates:
         """Have places for so many branches. Raises OutOfMemory."""
         if count <= self.places:
             return
-        self.residency.make_room((count - self.places) * self.memory.nbytes)
         self.memory.claim(count - self.places)
         self.places = count
         larger = self.memory.zeros(count)
@@ -42,11 +41,10 @@ class RunningStates:
 
     def of(self, branches: Sequence[Branch]) -> StateBatch:
         """The states of these branches, in the order of a pass's rows; who is not among them has
-        left. Raises OutOfMemory."""
+        left. There is room for them."""
         for branch in [branch for branch in self.branches if branch not in branches]:
             self._remove(branch)
         joining = [branch for branch in branches if branch not in self.branches]
-        self.make_room(len(branches))
         last_state = self.tree.last_state
         states = [last_state(branch.leaf).state for branch in joining]
         self.memory.load(states, self.buffer, len(self.branches))

@@ -20,6 +20,7 @@ from ttc.checks import Options, PositiveFloat
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
 from ttc.memory.storage import Storage
+from ttc.memory.tiers import Block
 from ttc.tree.segment import Segment
 
 Paths = Sequence[Sequence[Segment]]
@@ -70,7 +71,7 @@ class Residency(Options):
     regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
     """Computes KV again; None where nothing is kept for it."""
     memory: Memory = field(init=False, repr=False)
-    writing: dict[Storage, int | None] = field(init=False, repr=False, default_factory=dict)
+    writing: dict[Block, int | None] = field(init=False, repr=False, default_factory=dict)
     """What passes write now: the tokens that were there before, or None where a branch writes one
     at each pass and has to find its own on the device."""
 
@@ -112,17 +113,17 @@ class Residency(Options):
         self.others.append(ref(other))
         other.others.append(ref(self))
 
-    def order(self) -> list[Storage]:
+    def order(self) -> list[Block]:
         """What may leave the device, the first to leave first: here nothing."""
         return []
 
     def crowd_out(self, nbytes: int) -> None:
         """Have what other models keep on the device leave it until so many bytes are free."""
         for policy in filter(None, (other() for other in self.others)):
-            for storage in policy.order():
+            for block in policy.order():
                 if self.memory.device.free_bytes >= nbytes:
                     return
-                policy.memory.evict(storage, "evict")
+                policy.memory.evict(block, "evict")
 
     # ---------------------------------------------------------------- three questions
 
@@ -146,9 +147,10 @@ class Residency(Options):
         """Whether branches may stay at work while other passes run and other branches join."""
         return True
 
-    def require(self, tokens: int) -> None:
-        """Raise OutOfMemory unless the tree may grow by so many tokens."""
-        self.memory.device.require(self.memory.bytes_of(tokens))
+    def require(self, tokens: int, ends: int = 0) -> None:
+        """Raise OutOfMemory unless the tree may grow by so many tokens, and by recurrent states at
+        so many ends, beside one that runs."""
+        self.memory.device.require(self.memory.bytes_of(tokens, ends + 1))
 
     def capacity_bytes(self) -> float:
         device, free_bytes = self.memory.device, free_device_bytes(self.memory.link.device)
@@ -238,7 +240,9 @@ class Residency(Options):
                 self.memory.make_room = self.make_room
 
     def try_group(self, paths: Paths, tokens: int) -> None:
-        """Take the room that a group takes."""
+        """Take the room that a group takes, and leave what stays of it."""
+        states = self.memory.states
+        states.claim(len(paths))
         self.enter(paths)
         begun = []
         ends = [path[-1].end if path else 0 for path in paths]
@@ -253,7 +257,15 @@ class Residency(Options):
         reads = Reads(self.pieces(paths, [1] * len(paths), ends), ends, decodes=True)
         if (reader := self.stream(reads)) is not None:
             reader.close()
+        self.keep_states(len(paths))
+        states.give(len(paths))
         self.leave(begun)
+
+    def keep_states(self, ends: int) -> None:
+        """Take the room of states at so many segments' ends."""
+        states = self.memory.states
+        for _ in range(ends if states.shape is not None else 0):
+            states.keep(states.buffer(), 0, self.state_on_device())
 
     def enter(self, paths: Paths) -> None:
         """These decode together from now on."""

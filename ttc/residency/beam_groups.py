@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 from ttc.attention.pieces import Piece
 from ttc.memory.storage import Storage
+from ttc.memory.tiers import Block
 from ttc.residency.base import Paths
 from ttc.residency.beam_scheduling import balanced_grouping, schedule_beams
 from ttc.residency.offloading import Offloading
 from ttc.residency.private_copies import PrivateCopies
 
-Layers = Mapping[Storage, Collection[int]]
+Layers = Mapping[Block, Collection[int]]
 """What a group reads, and the layers of each storage that let some row see it."""
 WRITTEN_TOGETHER = 8
 """New tokens of a branch that go to the host in one transfer."""
@@ -58,7 +59,7 @@ class BeamGroups(Offloading):
         beams: Any = (
             [list(dict.fromkeys(segment.storage for segment in path)) for path in paths],
             lambda storage: sum(memory.piece_bytes(storage, layer) for layer in seen[storage]),
-            tokens * memory.bytes_per_token,
+            memory.bytes_of(tokens, 1),
             inf if budget is None else budget,
             lambda storage: not memory.missing_bytes(storage, seen[storage]),
             self.shared,
@@ -70,14 +71,14 @@ class BeamGroups(Offloading):
             groups = balanced if len(balanced) <= len(groups) else groups
         self.step_tokens = tokens
         self.coming = [[], *([paths[number] for number in group] for group in groups)]
-        self.reading = [self.seen(group) for group in self.coming]
+        self.reading = [self.seen(group) | self.begun(group) for group in self.coming]
         private = not self.shared and len(groups) > 1
         self.copies = PrivateCopies(self, self.prefetch, self.layers_seen) if private else None
         return groups
 
     def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
         groups = super().begin_step(paths, tokens)
-        self.needed_bytes += self.missing_bytes(self.seen(paths))
+        self.needed_bytes += self.missing_bytes(self.seen(paths) | self.begun(paths))
         return groups
 
     def enter(self, paths: Paths) -> None:
@@ -89,6 +90,8 @@ class BeamGroups(Offloading):
             return
         seen, own_bytes = self.seen(paths), self.own_bytes(paths)
         if not self.make_room(own_bytes + self.missing_bytes(seen)):
+            for state in self.begun(paths):  # which are read once
+                self.evict(state)
             for storage, layers in seen.items():  # the hidden layers of its own storages
                 self.evict(storage, [n for n in memory.layers if n not in layers])
             self.make_room(own_bytes + self.missing_bytes(seen))
@@ -104,19 +107,19 @@ class BeamGroups(Offloading):
         """Prefetch what the next group reads, as far as there is room beside what this one writes,
         and begin to write back what leaves when it enters."""
         memory, coming = self.memory, self.reading[1]
-        for storage, layers in coming.items() if self.prefetch else ():
-            missing = memory.missing_bytes(storage, layers)
+        for block, pieces in coming.items() if self.prefetch else ():
+            missing = memory.missing_bytes(block, pieces)
             if missing and self.fits_beside(own_bytes + missing):
-                memory.fetch(storage, "prefetch", layers)
-        next_bytes = self.own_bytes(self.coming[1]) + self.missing_bytes(coming)
+                memory.fetch(block, "prefetch", pieces)
+        next_bytes = self.own_bytes(self.coming[1]) + self.missing_bytes(self.seen(self.coming[1]))
         self.write_ahead(own_bytes + next_bytes, self.order(1))
 
     def fits_beside(self, nbytes: int) -> bool:
         """Have room beside what this group and the next one read."""
         kept = self.reading[0].keys() | self.reading[1].keys()
-        chosen, free_bytes = self.leaving(nbytes, [s for s in self.order() if s not in kept])
-        for storage in chosen if free_bytes >= nbytes else ():
-            self.evict(storage)
+        chosen, free_bytes = self.leaving(nbytes, [b for b in self.order() if b not in kept])
+        for block in chosen if free_bytes >= nbytes else ():
+            self.evict(block)
         return free_bytes >= nbytes
 
     def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
@@ -140,18 +143,22 @@ class BeamGroups(Offloading):
 
     # ---------------------------------------------------------------- what leaves
 
-    def order(self, group: int = 0) -> list[Storage]:
+    def state_on_device(self) -> bool:
+        """Other groups have the room."""
+        return len(self.coming) < 2 and super().state_on_device()
+
+    def order(self, group: int = 0) -> list[Block]:
         """What is read latest leaves first; of what is not read any more, what was used longest
         ago. What this group reads stays: the one at work, or a later one."""
         at_work = self.reading[group] if self.reading else ()
         return sorted(
-            (storage for storage in super().order() if storage not in at_work),
-            key=lambda storage: self.next_use(storage, group),
+            (block for block in super().order() if block not in at_work),
+            key=lambda block: self.next_use(block, group),
             reverse=True,
         )
 
-    def next_use(self, storage: Storage, group: int) -> float:
-        uses = (n for n, seen in enumerate(self.reading) if n >= group and storage in seen)
+    def next_use(self, block: Block, group: int) -> float:
+        uses = (n for n, read in enumerate(self.reading) if n >= group and block in read)
         return next(uses, inf)
 
     # ---------------------------------------------------------------- what a group reads
@@ -160,13 +167,17 @@ class BeamGroups(Offloading):
         """What a group writes in the step."""
         return len(paths) * self.step_tokens * self.memory.bytes_per_token
 
-    def missing_bytes(self, seen: Layers) -> int:
-        return sum(self.memory.missing_bytes(storage, layers) for storage, layers in seen.items())
+    def missing_bytes(self, read: Layers) -> int:
+        return sum(self.memory.missing_bytes(block, pieces) for block, pieces in read.items())
 
-    def seen(self, paths: Paths) -> dict[Storage, Collection[int]]:
+    def begun(self, paths: Paths) -> dict[Block, Collection[int]]:
+        """The recurrent states that these begin with. They go where they run at once."""
+        return {path[-1].state: [0] for path in paths if path and path[-1].state is not None}
+
+    def seen(self, paths: Paths) -> dict[Block, Collection[int]]:
         """The storages of paths, and of each the layers in which some row sees it at the step's
         first token; later ones see no more."""
-        seen: dict[Storage, set[int]] = {}
+        seen: dict[Block, set[int]] = {}
         for path in paths:
             for segment in path:
                 layers = self.layers_seen(segment.end, path[-1].end)

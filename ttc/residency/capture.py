@@ -180,7 +180,7 @@ class Capture(Offloading):
 
     def act_room(self, tokens: int) -> float:
         """For ACT blocks on the device, beside buffers and what a step writes."""
-        own = [storage for storage, before in self.writing.items() if before is None]
+        own = [s for s in self.memory.live if self.writing.get(s, 0) is None]
         in_use = sum(map(self.memory.device_bytes, own))
         buffers = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes, default=0)
         free_bytes = self.memory.device.free_bytes - min(buffers, self.half_of_device)
@@ -193,9 +193,13 @@ class Capture(Offloading):
 
     # ---------------------------------------------------------------- what lies where
 
-    def require(self, tokens: int) -> None:
+    def require(self, tokens: int, ends: int = 0) -> None:
         self.expected = sum(self.counts()) + tokens
-        super().require(tokens)
+        super().require(tokens, ends)
+
+    def state_on_device(self) -> bool:
+        """On the host, as KV blocks: the device holds ACT blocks as far as it has room."""
+        return False
 
     def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
         """Who decodes writes keys and values, and inputs beside them where these will be kept."""

@@ -54,6 +54,9 @@ class Headwise(Offloading):
         self.writing[storage] = None if one_each else 0
         return storage
 
+    def state_on_device(self) -> bool:
+        return False
+
     def leave(self, storages: Sequence[Storage]) -> None:
         super().leave(storages)
         self.send_away(storages, self.memory.layers)

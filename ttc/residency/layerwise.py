@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ttc.attention.pieces import Piece, private_pieces
 from ttc.attention.reader import Reads, Unit
 from ttc.memory.storage import Storage
+from ttc.memory.tiers import Block
 from ttc.residency.base import Paths
 from ttc.residency.offloading import Offloading
 from ttc.tree.segment import Segment
@@ -32,15 +34,28 @@ class Layerwise(Offloading):
     charged = 0
     """The tokens that the step under way charges a layer with."""
 
+    buffers: ClassVar = 1
+
+    @property
+    def own_token_bytes(self) -> int:
+        """What is decoded goes where its layer is."""
+        return 0
+
     def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
+        """All together, or in as few rounds as their recurrent states take beside a layer."""
         self.step_tokens = tokens
-        return [list(range(len(paths)))]
+        return super().groups(paths, tokens)
+
+    def buffer_bytes(self, paths: Paths) -> int:
+        return self.tokens_with(paths) * max(self.memory.layer_bytes, default=0)
+
+    def tokens_with(self, paths: Paths) -> int:
+        """What a step charges a layer with: all tokens that there will be, as whole layers move."""
+        private = 0 if self.shared else sum(len(s.tokens) for path in paths for s in path)
+        return max(private, self.live_tokens()) + self.step_tokens * len(paths)
 
     def enter(self, paths: Paths) -> None:
-        """A step charges a layer with all tokens that there will be, as whole layers move."""
-        private = 0 if self.shared else sum(len(s.tokens) for path in paths for s in path)
-        there = max(private, self.live_tokens())
-        self.charged = there + self.step_tokens * len(paths)
+        self.charged = self.tokens_with(paths)
         self.place(self.charged)
 
     def end_step(self) -> None:
@@ -62,31 +77,38 @@ class Layerwise(Offloading):
         self.resident = self.layers_in_device(tokens)
         for storage in memory.live:
             self.evict(storage, memory.layers[self.resident :])
+        stay = memory.layers[: self.resident]
+        self.make_room(sum(memory.missing_bytes(storage, stay) for storage in memory.live))
         for storage in memory.live:
             with self.as_written(storage):
-                memory.fetch(storage, "resident", memory.layers[: self.resident])
+                memory.fetch(storage, "resident", stay)
         memory.wait(memory.live)
 
     def layers_in_device(self, tokens: int) -> int:
-        """The layers that stay on the device when all hold so many tokens (LBS Eq. 1, less the
-        buffers)."""
-        device, sizes = self.memory.device, [tokens * n for n in self.memory.layer_bytes]
-        if device.budget_bytes is None or sum(sizes) <= device.budget_bytes:
+        """The layers that stay on the device when all hold so many tokens, and the room that these
+        leave unused (LBS Eq. 1, less the buffers and the recurrent states that run)."""
+        device, layer_bytes = self.memory.device, self.memory.layer_bytes
+        unused = sum(s.left for s in self.memory.live if s not in self.writing)
+        sizes = [(tokens + unused) * n for n in layer_bytes]
+        running_bytes = self.memory.states.running_bytes
+        if device.budget_bytes is None or sum(sizes) + running_bytes <= device.budget_bytes:
             return len(sizes)
         for layers in range(len(sizes) - 1, -1, -1):
-            buffers = (2 if self.prefetch and layers < len(sizes) - 1 else 1) * max(sizes[layers:])
-            if sum(sizes[:layers]) + buffers <= device.budget_bytes:
+            buffers = (2 if self.prefetch and layers < len(sizes) - 1 else 1) * tokens
+            buffers *= max(layer_bytes[layers:])
+            if sum(sizes[:layers]) + buffers + running_bytes <= device.budget_bytes:
                 return layers
-        device.require(max(sizes, default=0), used_bytes=0)
+        device.require(tokens * max(layer_bytes, default=0), used_bytes=running_bytes)
         return 0  # one buffer fits, two do not
 
     def live_tokens(self) -> int:
-        """What storages that are written have room for."""
-        return sum(storage.room for storage in self.memory.live)
+        """What is written, and what storages that are being written have room for."""
+        live = self.memory.live
+        return sum(s.room if s in self.writing else s.filled for s in live)
 
-    def order(self) -> list[Storage]:
-        """Whole layers leave, or nothing does."""
-        return []
+    def order(self) -> list[Block]:
+        """Whole layers leave, or nothing of them does."""
+        return [*self.memory.states.live]
 
     def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
         if self.shared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -13,6 +14,7 @@ from ttc.checks import PositiveFloat, PositiveInt
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
 from ttc.memory.storage import Storage
+from ttc.memory.tiers import Block
 from ttc.residency.base import Paths, Residency, free_device_bytes, machine_bytes, to_bytes
 from ttc.residency.beam_scheduling import balanced_rounds
 from ttc.tree.segment import Segment
@@ -55,17 +57,19 @@ class Offloading(Residency):
         budget = self.memory.host.budget_bytes
         return machine_bytes() if budget is None else budget
 
-    def require(self, tokens: int) -> None:
+    def require(self, tokens: int, ends: int = 0) -> None:
         self.read_capacity()
         memory = self.memory
         if memory.device.budget_bytes is None and memory.host.budget_bytes is None:
             return
         with self.trial() as policy:
+            memory.states.claim(1)
             while tokens > 0:
                 tokens -= policy.begin(Segment([]), tokens, one_each=False).room
+            policy.keep_states(ends)
 
     def state_on_device(self) -> bool:
-        return self.memory.device.budget_bytes is None
+        return self.memory.device.free_bytes >= self.memory.states.nbytes
 
     # ---------------------------------------------------------------- who decodes together
 
@@ -77,13 +81,17 @@ class Offloading(Residency):
         """All together if what they write fits beside the buffers, else in as few rounds as that
         takes."""
         budget = self.memory.device.budget_bytes
-        if budget is None:
+        own_bytes = tokens * self.own_token_bytes + self.memory.states.nbytes
+        if budget is None or not own_bytes:
             return super().groups(paths, tokens)
-        buffer_bytes, own_bytes = self.buffer_bytes(paths), tokens * self.own_token_bytes
-        together = min(len(paths), (budget - 2 * buffer_bytes) // own_bytes)
+        buffer_bytes = self.buffer_bytes(paths)
+        together = min(len(paths), (budget - self.buffers * buffer_bytes) // own_bytes)
         if together < 1:  # one branch at a time, and one buffer
             self.memory.device.require(own_bytes + buffer_bytes, used_bytes=0)
         return balanced_rounds(len(paths), max(1, together))
+
+    buffers: ClassVar = 2
+    """How many buffers a group has beside it, if there is room."""
 
     @property
     def own_token_bytes(self) -> int:
@@ -121,53 +129,58 @@ class Offloading(Residency):
         chosen, free_bytes = self.leaving(nbytes)
         if free_bytes < nbytes:
             return False
-        for storage in chosen:
-            self.evict(storage)
+        for block in chosen:
+            self.evict(block)
         return True
 
-    def order(self) -> list[Storage]:
-        """What may leave the device, the first to leave first: here what was used longest ago."""
-        return sorted(self.memory.live, key=lambda storage: storage.used_at)
+    def order(self) -> list[Block]:
+        """What may leave the device, the first to leave first: here recurrent states, then what was
+        used longest ago."""
+        by_use = sorted(self.memory.live, key=lambda storage: storage.used_at)
+        return [*self.memory.states.live, *by_use]
 
     def leaving(
-        self, nbytes: int, order: Sequence[Storage] | None = None
-    ) -> tuple[list[Storage], float]:
+        self, nbytes: int, order: Sequence[Block] | None = None
+    ) -> tuple[list[Block], float]:
         """What has to leave so that so many bytes are free, and how many are then."""
-        chosen: list[Storage] = []
+        chosen: list[Block] = []
         free_bytes = self.memory.device.free_bytes
         if free_bytes >= nbytes:
             return chosen, free_bytes
-        for storage in self.order() if order is None else order:
-            stays = storage in self.writing and self.writing[storage] is None
-            if not stays and (size := self.memory.tier_bytes(storage)[0]):
-                chosen.append(storage)
+        for block in self.order() if order is None else order:
+            stays = block in self.writing and self.writing[block] is None
+            if not stays and (size := self.memory.tier_bytes(block)[0]):
+                chosen.append(block)
                 free_bytes += size
             if free_bytes >= nbytes:
                 break
         return chosen, free_bytes
 
-    def evict(self, storage: Storage, layers: Sequence[int] | None = None) -> None:
+    def evict(self, block: Block, pieces: Sequence[int] | None = None) -> None:
         """Have some layers (None: all) leave the device."""
-        with self.as_written(storage):
-            self.memory.evict(storage, "evict", layers)
+        with self.as_written(block):
+            self.memory.evict(block, "evict", pieces)
 
     @contextmanager
-    def as_written(self, storage: Storage) -> Iterator[None]:
+    def as_written(self, block: Block) -> Iterator[None]:
         """A storage as it is before the next pass writes to it."""
-        filled, before = storage.filled, self.writing.get(storage)
-        storage.filled = filled if before is None else before
+        before = self.writing.get(block)
+        if before is None or not isinstance(block, Storage):
+            yield
+            return
+        filled, block.filled = block.filled, before
         try:
             yield
         finally:
-            storage.filled = filled
+            block.filled = filled
 
-    def write_ahead(self, nbytes: int, order: Sequence[Storage] | None = None) -> None:
+    def write_ahead(self, nbytes: int, order: Sequence[Block] | None = None) -> None:
         """Begin to write back what will leave when so many bytes are needed. It stays on the device
         so long."""
         order = self.order() if order is None else order
-        for storage in self.leaving(nbytes, [s for s in order if s not in self.writing])[0]:
-            if self.memory.tier_bytes(storage)[0] <= self.memory.host.free_bytes:
-                self.memory.write_back(storage, "evict")
+        for block in self.leaving(nbytes, [b for b in order if b not in self.writing])[0]:
+            if self.memory.tier_bytes(block)[0] <= self.memory.host.free_bytes:
+                self.memory.write_back(block, "evict")
 
     def send_away(self, storages: Sequence[Storage], layers: Sequence[int]) -> None:
         """What was written leaves for the host at once."""

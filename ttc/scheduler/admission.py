@@ -144,7 +144,7 @@ class Admission:
         """Compute the KV again that some of these rows have let go of. Raises OutOfMemory."""
         if lost := [row for row in rows if row.filled]:
             if len(rows) > 1:
-                self.runtime.residency.require(sum(row.filled for row in lost))
+                self.runtime.residency.require(sum(row.filled for row in lost), len(lost))
             self.wake([row.branch for row in lost])
 
     def _let_go(self, rows: Sequence[Row]) -> bool:

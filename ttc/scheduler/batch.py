@@ -306,11 +306,12 @@ class RunningBatch(Batch):
         rows = self.rows
         try:
             self.writing.renew(rows)
+            self.plan, self.room = self.writing.plan(rows)
         except OutOfMemory:
             self.preempt()
             self.admission.choose_groups()
             rows = self.rows = self.admission.next_group()
-        self.plan, self.room = self.writing.plan(rows)
+            self.plan, self.room = self.writing.plan(rows)
         self.meters = distinct(row.branch.usage for row in rows)
         return self.plan
 

@@ -34,13 +34,17 @@ class Writing:
 
     def enter(self, rows: Sequence[Row]) -> None:
         """Begin a group. Raises OutOfMemory, and changes nothing then."""
-        self.runtime.residency.enter(paths(rows))
-        self.open(rows)
+        self.open(rows, begins=True)
 
-    def open(self, rows: Sequence[Row]) -> None:
-        """Give each row a place for its next token. Raises OutOfMemory: nothing is changed then."""
+    def open(self, rows: Sequence[Row], begins: bool = False) -> None:
+        """Give each row a place for its next token. Raises OutOfMemory: none of them has one
+        then."""
         tree = self.runtime.tree
         try:
+            if self.states is not None:
+                self.states.make_room(len(self.storages.keys() | set(rows)))
+            if begins:
+                self.runtime.residency.enter(paths(rows))
             for row in rows:
                 if row.filled:
                     raise RuntimeError(
@@ -52,7 +56,7 @@ class Writing:
                 tree.set_opening(row.leaf, row.leaf.start, self.runtime.opening(row.branch))
                 self.storages.setdefault(row, {})[row.leaf.storage] = None
         except BaseException:
-            self.close(rows)
+            self.close(rows, done=True)
             raise
 
     def renew(self, rows: Sequence[Row]) -> None:
@@ -98,7 +102,7 @@ class Writing:
         tree = self.runtime.tree
         if branch.leaf.state is None:
             with suppress(OutOfMemory, RuntimeError):
-                tree.set_state(branch.leaf, states.leave(branch))
+                tree.keep_state(branch.leaf, states.leave(branch))
         tree.move(branch, tree.last_state(branch.leaf))
 
     def check(self, rows: Sequence[Row]) -> None:
@@ -120,8 +124,6 @@ class Writing:
         ]
         read = self.runtime.residency.pieces(paths(rows), [1] * len(rows), positions)
         room = min(storage.left - own for storage, own in zip(storages, written, strict=True))
-        if self.states is not None:
-            self.states.make_room(len(rows))
         plan = self.runtime.plan(read, positions, runs)
         if self.states is not None:
             plan.states = [self.states.of([row.branch for row in rows])]

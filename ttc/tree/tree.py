@@ -137,6 +137,15 @@ class Tree:
         if before is not None and self.states is not None:
             self.states.free(before)
 
+    def keep_state(self, segment: Segment, state: State) -> None:
+        """Keep the state at a segment's end, and above it none that nobody else goes on from."""
+        self.set_state(segment, state)
+        above = segment.parent
+        while above is not None and above.refs == 1:
+            if above.end % SNAPSHOT_TOKENS:
+                self.set_state(above, None)
+            above = above.parent
+
     def split(self, segment: Segment, at: int) -> Segment:
         """Part a segment after `at` tokens: two views in place of one. It becomes the lower one;
         the upper one is returned."""

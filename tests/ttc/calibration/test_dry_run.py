@@ -9,6 +9,7 @@ import pytest
 from search import DVTS, REBASE, BeamSearch, BestOfN, Search, solve
 from tests.helpers.models import deep
 from tests.helpers.offloading import KIB
+from tests.helpers.recurrent import engine_of as recurrent_engine
 from tests.helpers.scripted import Scores
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
@@ -65,3 +66,23 @@ def test_a_dry_run_says_what_crosses_the_link(
     assert found.to_host.total() > 0
     once = search == "best_of_n" and "groups" in policy  # a group that is done is not read again
     assert found.to_device.total() > 0 or once
+
+
+@pytest.mark.parametrize("policy", [Layerwise, BeamGroups, Paged, Headwise])
+def test_recurrent_states_run_dry_too(policy: Any) -> None:
+    sizes = recurrent_engine("lfm2: convolutions").memory
+    budget_gib = (4 * sizes.states.nbytes + 60 * sizes.bytes_per_token) / 2**30
+
+    def run(engine: Engine) -> None:
+        branches = engine.fork(engine.root([5 + n for n in range(30)]), 5)
+        for _ in range(3):
+            engine.generate(branches, 4)
+            engine.release(branches[2:])
+            branches = [child for branch in branches[:2] for child in engine.fork(branch, 2)]
+
+    engine = recurrent_engine("lfm2: convolutions", memory=policy(budget_gib, block_tokens=8))
+    with Recorder(engine) as recorder:
+        run(engine)
+    found = dry_run(policy(budget_gib, block_tokens=8), run, engine, recorder.script)
+    assert found == Crossing.of(engine)
+    assert found.to_device["states"] > 0

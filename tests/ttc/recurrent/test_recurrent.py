@@ -137,6 +137,17 @@ def test_a_fork_costs_nothing_and_states_count(case: str) -> None:
     assert_nothing_left(engine, [root, *branches[1:]])
 
 
+def test_a_branch_of_several_steps_holds_one_state() -> None:
+    engine = engine_of("mamba2")
+    root = engine.root(prompt(1, 21))
+    branches = engine.fork(root, 2)
+    for _ in range(3):
+        engine.generate(branches, 2, sampling=GREEDY)
+    # the prompt's, which both go on from, and one each
+    assert engine.kv_bytes() == 3 * engine.memory.states.nbytes
+    assert_whole(engine, [root, *branches])
+
+
 def test_a_budget_without_room_for_one_state_more_is_refused_before_any_work() -> None:
     state_bytes = engine_of("mamba2").memory.states.nbytes
     engine = engine_of("mamba2", memory=Resident(budget_gib=2.5 * state_bytes / 2**30))
@@ -182,7 +193,7 @@ def test_what_shares_nothing_is_computed_again_from_a_state_too() -> None:
 
 
 @pytest.mark.parametrize("call", [1, 3])
-def test_a_pass_that_breaks_off_takes_its_step_back(
+def test_a_pass_that_breaks_off_loses_states_and_no_tokens(
     call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of("jamba")
@@ -205,10 +216,13 @@ def test_a_pass_that_breaks_off_takes_its_step_back(
         patch.setattr(last, "forward", lambda: failing)
         with pytest.raises(RuntimeError, match="device lost"):
             engine.generate(branches, 8, sampling=GREEDY)
-    assert_whole(engine, [root, *branches])
+    lost = call - 1  # tokens of the step before the call that fails
     for branch, tokens in zip(branches, before, strict=True):
-        assert branch.generated == tokens
+        assert branch.generated[:3] == tokens and len(branch.generated) == 3 + lost
+        assert branch.leaf.state is not None and branch.leaf.end == len(branch.tokens) - 1 - lost
     engine.generate(branches, 4, sampling=GREEDY)
+    assert branches[0].usage.recomputed_tokens == 2 * lost
+    assert_whole(engine, [root, *branches])
     for branch in branches:
         assert_like_plain(plain("jamba"), branch)
 
@@ -242,9 +256,9 @@ TestOwnership = RecurrentOwnership.TestCase
 def test_prompts_of_one_call_share_up_to_the_token_where_they_part(case: str) -> None:
     engine, head = engine_of(case), prompt(1, 20)
     roots = engine.roots(
-        [head + prompt(2, 9), head + prompt(3, 5), head + prompt(3, 5) + prompt(4, 8)]
+        [head + prompt(2, 9), head + prompt(3, 11), head + prompt(3, 11) + prompt(4, 8)]
     ).result()
-    assert [root.usage.shared_tokens for root in roots] == [0, 20, 24]
+    assert [root.usage.shared_tokens for root in roots] == [0, 20, 30]
     engine.generate(roots, 4, sampling=GREEDY)
     for root in roots:
         assert_like_plain(plain(case), root)

@@ -176,9 +176,8 @@ def test_the_next_groups_states_come_while_a_group_decodes() -> None:
     coming, own = [], engine.runner.forward
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        coming.append(
-            [branch.leaf.state.device[0] is not None for branch in branches if branch.leaf.state]
-        )
+        states = [branch.leaf.state for branch in branches]
+        coming.append([state is not None and state.device[0] is not None for state in states])
         return own(*args, **kwargs)
 
     engine.runner.forward = watched  # type: ignore[method-assign]
@@ -208,9 +207,9 @@ def test_states_leave_before_keys_and_values_and_the_oldest_first() -> None:
     assert residency.make_room(free + 2 * state + 1)
     assert places(roots) == [(False, True)] * 3
     kept = [segment.storage for segment in engine.tree.segments()]
-    assert all(engine.memory.is_resident(kv) for kv in kept)
+    assert all(kv.is_resident for kv in kept)
     assert residency.make_room(free + 3 * state + 1)
-    assert [engine.memory.is_resident(kv) for kv in kept].count(False) == 1
+    assert [kv.is_resident for kv in kept].count(False) == 1
     engine.generate(roots, 3, sampling=GREEDY)
     for root in roots:
         assert_like_plain(plain("jamba"), root)

@@ -49,8 +49,8 @@ class QuantizedKV(Resident):
         """Beside it there is room to pack the largest that is written: one is packed at a time."""
         memory = self.memory
         token_bytes = sum(memory.layer_bytes) if one_each else memory.bytes_per_token
-        storages = [block for block in self.writing if isinstance(block, Storage)]
-        rooms = [storage.room for storage in storages if storage.codec is None]
+        written = [one for one in self.writing if isinstance(one, Storage)]
+        rooms = [storage.room for storage in written if storage.codec is None]
         most = max([room, *rooms] if one_each else rooms, default=0)
         memory.device.require(room * token_bytes + most * memory.bytes_per_token)
         storage = memory.begin(after.end, room, codec=None if one_each else memory.codec)

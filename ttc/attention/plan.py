@@ -295,17 +295,23 @@ class Plan:
         alike: dict[int, list[int]] = {}
         for row, run in enumerate(self.runs):
             alike.setdefault(run.own + self.passes + 1, []).append(row)
-        found = [self._attend_last(layer, heads, q, *one) for one in alike.items()]
-        if len(found) == 1:
-            return found[0]
-        rows = torch.tensor([row for rows in alike.values() for row in rows], device=q.device)
-        out, lse = (torch.cat(parts, 2)[:, :, rows.argsort()] for parts in zip(*found, strict=True))
+        if len(alike) == 1:
+            ((count, every),) = alike.items()
+            return self._attend_last(layer, q[heads], heads, count, every)
+        found = [
+            self._attend_last(layer, q[heads][:, :, rows], heads, count, rows)
+            for count, rows in alike.items()
+        ]
+        rows = [row for rows in alike.values() for row in rows]
+        order = torch.tensor(rows).argsort().to(q.device)
+        out, lse = (torch.cat(parts, 2)[:, :, order] for parts in zip(*found, strict=True))
         return out, lse
 
     def _attend_last(
-        self, layer: Layer, heads: slice, q: Tensor, count: int, rows: Sequence[int]
+        self, layer: Layer, q: Tensor, heads: slice, count: int, rows: Sequence[int]
     ) -> Partial:
-        """What some KV heads of these rows see of the last `count` tokens that each has written."""
+        """What these rows' queries to some KV heads see of the last `count` tokens that each row
+        has written."""
         parts = []
         for row in rows:
             storage, first, _ = self.runs[row].places[0]
@@ -322,9 +328,7 @@ class Plan:
                 layer.sees(one[None], its)[0] for one, its in zip(positions, places, strict=True)
             ]
             visible = torch.stack(seen)[:, None, None]
-        out, lse = partial_attention(
-            q[heads][:, :, rows].permute(2, 0, 1, 3), keys, values, layer, visible=visible
-        )
+        out, lse = partial_attention(q.permute(2, 0, 1, 3), keys, values, layer, visible=visible)
         out = out.to(torch.promote_types(out.dtype, torch.float32))
         return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 

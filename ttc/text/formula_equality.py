@@ -35,21 +35,8 @@ where both are small."""
 MOST_BITS = 20_000
 """Larger numbers have no value here: a tower of powers would take all memory."""
 
-_SCALARS: tuple[str, ...] = (
-    "num",
-    "sym",
-    "const",
-    "+",
-    "*",
-    "/",
-    "^",
-    "neg",
-    "!",
-    "percent",
-    "degree",
-    "call",
-)
-_SCALARS += ("apply", "base", "ratio")
+_SCALARS = {"num", "sym", "const", "+", "*", "/", "^", "neg", "!", "percent", "degree", "ratio"}
+_SCALARS |= {"call", "apply", "base"}
 _TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 
@@ -682,10 +669,13 @@ def _power(base: Any, exponent: Any) -> Any:
     return mpmath.power(base, exponent)
 
 
-def _factorial(value: Any) -> Any:
-    if abs(value) > 1000:
-        raise NoValue("too large")
-    return mpmath.factorial(value)
+def _of_small(function: Callable[..., Any], most: int) -> Callable[..., Any]:
+    def of(*values: Any) -> Any:
+        if max(map(abs, values)) > most:
+            raise NoValue("too large")
+        return function(*values)
+
+    return of
 
 
 def _root(value: Any, degree: Any) -> Any:
@@ -703,18 +693,6 @@ def _over_integers(function: Callable[..., int]) -> Callable[..., Any]:
     return over
 
 
-def _binomial(top: Any, bottom: Any) -> Any:
-    if max(abs(top), abs(bottom)) > 1000:
-        raise NoValue("too large")
-    return mpmath.binomial(top, bottom)
-
-
-def _exp(value: Any) -> Any:
-    if abs(value) > MOST_BITS:
-        raise NoValue("too large")
-    return mpmath.exp(value)
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "+": lambda *values: mpmath.fsum(values),
     "*": lambda *values: mpmath.fprod(values),
@@ -722,36 +700,34 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "ratio": lambda *values: values[0] / values[1] if len(values) == 2 else _no_value(),
     "^": _power,
     "neg": lambda value: -value,
-    "!": _factorial,
+    "!": _of_small(mpmath.factorial, 1000),
     "percent": lambda value: value / 100,
     "degree": lambda value: value,
 }
+_OF_MPMATH = (
+    "sin cos tan cot sec csc asin acos atan acot asec acsc tanh coth sech csch "
+    "asinh acosh atanh sqrt floor ceil sign arg"
+)
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(mpmath, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
-    **{name: getattr(mpmath, name) for name in ("asin", "acos", "atan", "acot", "asec", "acsc")},
-    **{name: getattr(mpmath, name) for name in ("asinh", "acosh", "atanh", "tanh")},
-    **{name: getattr(mpmath, name) for name in ("coth", "sech", "csch", "sinh", "cosh")},
+    **{name: getattr(mpmath, name) for name in _OF_MPMATH.split()},
     "ln": mpmath.log,
     "log": lambda value, base: mpmath.log(value) / mpmath.log(base),
     "lg": lambda value, base: mpmath.log(value) / mpmath.log(base),
-    "exp": _exp,
-    "sqrt": mpmath.sqrt,
+    "exp": _of_small(mpmath.exp, MOST_BITS),
+    "sinh": _of_small(mpmath.sinh, MOST_BITS),
+    "cosh": _of_small(mpmath.cosh, MOST_BITS),
     "cbrt": lambda value: _root(value, mpmath.mpf(3)),
     "root": _root,
     "abs": abs,
     "norm": abs,
-    "floor": mpmath.floor,
-    "ceil": mpmath.ceil,
     "max": lambda *values: max(map(mpmath.re, values)),
     "min": lambda *values: min(map(mpmath.re, values)),
     "gcd": _over_integers(gcd),
     "lcm": _over_integers(lcm),
     "sgn": mpmath.sign,
-    "sign": mpmath.sign,
-    "binom": _binomial,
+    "binom": _of_small(mpmath.binomial, 1000),
     "Re": mpmath.re,
     "Im": mpmath.im,
-    "arg": mpmath.arg,
 }
 
 
@@ -773,8 +749,6 @@ def _called(name: str, arguments: Sequence[Expr], numbers: dict[str, Any]) -> An
             values = [values[0] * mpmath.pi / 180]
         if abs(values[0]) > 1e6 or abs(mpmath.im(values[0])) > MOST_BITS:
             raise NoValue("too large")
-    if name in ("sinh", "cosh") and abs(values[0]) > MOST_BITS:
-        raise NoValue("too large")
     value = _FUNCTIONS[name](*values)
     if name == "cot" or not mpmath.isnan(value):
         return _bounded(value)

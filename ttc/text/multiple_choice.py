@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 
 from ttc.text.boxes import after_cut, last_box
-from ttc.text.languages import ENGLISH, LANGUAGES, LATIN
+from ttc.text.languages import LATIN, languages
 from ttc.text.statements import CLOSED_SCRIPTS, MARKS, Statement, alternatives, plain, statements
 
 # Quantifiers that keep what they took (++, *+) and limited ones make every pattern linear.
@@ -64,9 +64,22 @@ def find_choice(text: str, letters: str | None = None) -> str | None:
     last = max(stated, default=0)
     if stated.get(last):
         return stated[last]
-    several = _SEVERAL.search(text, last, last + 40) if stated else None
+    known = letters is not None
+    if not stated:
+        return _mentioned(text, signs, known)
+    several = _SEVERAL.search(text, last, last + 40)
     rest = text[several.end() if several else last :]
-    return _mentioned(rest, signs, known=letters is not None)
+    said = _mentioned(_SENTENCE_GAP.sub("\n", rest), signs, known, worst=_ALONE)
+    return said or _mentioned(_REASON.split(rest, maxsplit=1)[0], signs, known)
+
+
+_SENTENCE_GAP = re.compile(r"(?<=[.!?。！？])\s+")
+_REASON = re.compile(
+    r"[.!?;\n。！？；]|:(?!\s*+[*(]*+[A-J][)*]*+\s*+(?:[.\n]|$))"
+    r"|\b(?:because|since|as|for|weil|denn|car|porque|pois|perché|потому)\b|因为|ので|から"
+)
+"""Ends what is said of several or of no choice; letters behind it are mentioned for other reasons:
+"none of the above, as (A) and (D) fail"."""
 
 
 def _stated(text: str, signs: Letters, options: bool = False) -> Iterator[tuple[int, str]]:
@@ -96,11 +109,11 @@ def _letter_of(text: str, statement: Statement, signs: Letters) -> str | None:
         return None
     if sign in "가나다라마" and text[at - 1].isalpha():  # 정답이다: "is the answer"
         return None
-    if statement.hashes or (not statement.linked and statement.language is ENGLISH):
+    if statement.hashes or (not statement.linked and statement.language.is_english):
         return letter if _LINE_END.match(text, at + 1) else None
     if not statement.linked and not statement.language.bare:
         return letter if _SENTENCE_END.match(text, at + 1) else None
-    if sign in "AI" and statement.language is ENGLISH and _ARTICLE.match(text, at + 1):
+    if sign in "AI" and statement.language.is_english and _ARTICLE.match(text, at + 1):
         return None
     if sign.islower() and sign.isascii() and not _CLAUSE_END.match(text, at + 1):
         return None
@@ -140,15 +153,15 @@ def _first(content: str, signs: Letters) -> str | None:
 _BOX_WORDS = re.compile(r"\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer|[Ll]etter)\b:?\s?")
 
 
-def _mentioned(text: str, signs: Letters, known: bool) -> str | None:
-    """The last letter of the best form that any has."""
+def _mentioned(text: str, signs: Letters, known: bool, worst: int = _SINGLE) -> str | None:
+    """The last letter of the best form that any has, which is `worst` or better."""
     best: dict[int, str] = {}
     few = signs.values() if known else LATIN[:10]
     for mention in _mention("".join(signs)).finditer(text):
         sign, at = mention.group(), mention.start()
         letter = signs.get(sign) or signs[sign.upper()]
         form = _form(text, at, sign, letter in few)
-        if form is not None:
+        if form is not None and form <= worst:
             best[form] = letter
     return best[min(best)] if best else None
 
@@ -164,10 +177,10 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
         bracketed = before.endswith(("(", "[", "**")) and after.startswith((")", "]", "**"))
         bracketed = bracketed and (len(text) < 40 or _CLAUSE_END.match(text, end) is not None)
         return _SMALL if bracketed and not before[-2:-1].isalnum() else None
-    article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before)
-    if _claims().match(text, end) and not article and not _hypothetical(before):
+    article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before.lower())
+    if _following("right").match(text, end) and not article and not _hypothetical(before):
         return _CLAIMED
-    if single and not article and _chosen().search(before):
+    if single and not article and _chosen().search(before.lower()):
         return _CLAIMED
     if (others := _OTHERS.match(text, end)) and _is_wrong(text, others.end()):
         return None
@@ -222,38 +235,27 @@ _TURKISH = re.compile(r"['’](?:d[iıuü]r|t[iıuü]r)\b")
 
 
 def _is_wrong(text: str, end: int) -> bool:
-    return _wrong().match(text, end) is not None
+    return _following("wrong").match(text, end) is not None
 
 
 @cache
-def _wrong() -> re.Pattern[str]:
-    return _following("wrong")
-
-
-@cache
-def _claims() -> re.Pattern[str]:
-    return _following("right")
-
-
 def _following(field: str) -> re.Pattern[str]:
     """What is said of the letter before: the words of a column of the table."""
-    words = alternatives(getattr(language, field) for language in LANGUAGES)
+    words = alternatives(getattr(language, field) for language in languages())
     return re.compile(rf"[)\]*_}}\"'”’»」』】$\s]{{0,8}}+(?:{words})", re.MULTILINE)
 
 
 @cache
 def _chosen() -> re.Pattern[str]:
-    words = alternatives(language.choose for language in LANGUAGES)
-    between = alternatives(f"{one.option}|{one.hedge}" for one in LANGUAGES)
-    return re.compile(
-        rf"(?:{words})(?:\s(?:{between})){{0,2}}[\s*_(\[\"'“「:：$]{{0,8}}$", re.IGNORECASE
-    )
+    words = alternatives(language.choose for language in languages())
+    between = alternatives(f"{one.option}|{one.hedge}" for one in languages())
+    return re.compile(rf"(?:{words})(?:\s(?:{between})){{0,2}}[\s*_(\[\"'“「:：$]{{0,8}}$")
 
 
 @cache
 def _option() -> re.Pattern[str]:
-    words = alternatives(language.option for language in LANGUAGES)
-    return re.compile(rf"(?:{words})[\s*_(]{{1,4}}$", re.IGNORECASE)
+    words = alternatives(language.option for language in languages())
+    return re.compile(rf"(?:{words})[\s*_(]{{1,4}}$")
 
 
 @lru_cache(maxsize=256)
@@ -265,18 +267,29 @@ def _mention(signs: str) -> re.Pattern[str]:
 
 def _signs(text: str, letters: str | None) -> Letters:
     """The signs that name choices in a text: capitals, and letters of its script."""
-    named = {letter: letter for letter in letters or LATIN}
-    if text.isascii():
+    named = {letter: letter for letter in letters} if letters else _LATIN
+    if not _of_a_series().search(text):
         return named
     signs_here = set(text)
-    for series, signs in _SERIES.items():
+    for series, signs in _series().items():
         if here := signs & signs_here:
-            named |= _own_signs(text, series, here, letters or LATIN)
+            named = named | _own_signs(text, series, here, letters or LATIN)
     return named
 
 
-_SERIES = {one.letters: set().union(*one.letters) - {"_"} for one in LANGUAGES if one.letters}
-"""The scripts' series of letters, and the signs in them."""
+_LATIN = dict(zip(LATIN, LATIN, strict=True))
+
+
+@cache
+def _series() -> dict[tuple[str, ...], set[str]]:
+    """The scripts' series of letters, and the signs in them."""
+    letters = [language.letters for language in languages() if language.letters]
+    return {series: set().union(*series) - {"_"} for series in letters}
+
+
+@cache
+def _of_a_series() -> re.Pattern[str]:
+    return re.compile(f"[{''.join(sorted(set().union(*_series().values())))}]")
 
 
 def _own_signs(text: str, series: tuple[str, ...], here: set[str], letters: str) -> dict[str, str]:

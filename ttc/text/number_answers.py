@@ -6,7 +6,6 @@ import re
 from functools import cache
 
 from ttc.text.boxes import after_cut, boxed
-from ttc.text.languages import DOZEN, OF, RESTATES
 from ttc.text.numbers import (
     CURRENCIES,
     MAGNITUDE,
@@ -28,6 +27,17 @@ from ttc.text.statements import (
     statements,
 )
 from ttc.text.units import split_unit
+
+OF = "of|de|des|du|von|di|van|av|af|из|от|z|dari"
+"""What stands between a share and the whole: 20% of 150."""
+
+DOZEN = "dozens?|docenas?|dúzias?|douzaines?|dutzend|Dutzend|dozzin[ae]|dozijn|дюжин[аы]?"
+RESTATES = (
+    r"which\s(?:is|are|equals|makes|gives|comes\sto)|that\s(?:is|makes)|i\.\s?e\.|or|soit"
+    r"|c'est-à-dire|es\sdecir|o\ssea|ou\sseja|isto\sé|das\s(?:ist|sind|macht)|also|d\.\s?h\.|cioè|ossia"
+    r"|czyli|то\sесть|т\.\s?е\.|dus|yani|yaitu"
+)
+"""What stands before the result of the sum that was stated: 20% of 150, which is 30."""
 
 # Quantifiers that keep what they took (++, *+) make every pattern linear.
 _FRACTION = r"/\d++(?!\.\d)"
@@ -113,13 +123,23 @@ def last_number(text: str, comma: bool = False) -> re.Match[str] | None:
 
 def _counted(text: str, comma: bool) -> re.Match[str] | None:
     """What a text's last words say to be a number for, per or from another one, as in "The bill is
-    EUR 75 for 5 guests"."""
-    said = _COUNTED.search(text, max(0, text.rstrip().rfind("\n"), len(text) - 120))
+    EUR 75 for 5 guests", or explain in brackets."""
+    start = max(0, text.rstrip().rfind("\n"), len(text) - 120)
+    said = _COUNTED.search(text, start) or _EXPLAINED.search(text, start)
     return said and _number_here(comma).match(text, said.start("number"))
 
 
+_VALUE = rf"(?P<number>(?:{_CURRENCY}|\\?[{CURRENCIES}])?[\d.,]*\d)"
+_EXPLAINED = re.compile(
+    rf"(?:=|:|\b(?:is|are|was|were|be|equals|costs?|totals?|has|have|makes?|earns?)\s)[\s*$]{{0,3}}"
+    rf"{_VALUE}[*$]{{0,2}}(?:\s[A-Za-z]{{1,20}}){{0,3}}(?:\s|(?=\([^()]*[{CLOSED_SCRIPTS}]))"
+    r"[(\[](?![\s$]*[\d.,]+(?:\s?[A-Za-z%]{1,20})?[)\]])"  # 2 hours (120 minutes)
+    r"(?![^()\[\]]*(?:\b(?:total|all|altogether|so|thus|or|which|i\.e\.)(?!\w)|[=≈]))"
+    r"[^()\[\]\n]{1,80}[)\]][.!。]?\s*$"
+)
+"""12 + 30 = 42 (30 of them from Monday); not what is worked out in brackets: 3 each (12 in all)."""
 _COUNTED = re.compile(
-    rf"\b(?:is|are|was|were|be|equals|costs?|totals?|to)\s(?:[a-z]+ly\s|also\s|therefore\s|thus\s|then\s|about\s|hence\s)?(?P<number>(?:{_CURRENCY}|\\?[{CURRENCIES}])?[\d.,]*\d)"
+    rf"\b(?:is|are|was|were|be|equals|costs?|totals?|to)\s(?:[a-z]+ly\s|also\s|therefore\s|thus\s|then\s|about\s|hence\s)?{_VALUE}"
     r"(?:\s[A-Za-z]{1,20}){0,2}\s(?:for|from)\s\d[\d.,]*(?:\s[A-Za-z]{1,20}){0,3}[.!]?\s*$"
 )
 
@@ -214,6 +234,8 @@ _DIGITS = re.compile(r"(?<![\d.,])[\d.,]*\d(?: \d{3})*(?![\d/])")
 
 
 def _in_english(digits: str, comma: bool) -> str:
+    if digits.isdigit():
+        return digits
     if re.fullmatch(r"\d{1,3}(?: \d{3})+", digits):
         return digits.replace(" ", "")
     if re.fullmatch(r"\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}", digits):

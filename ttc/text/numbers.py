@@ -87,7 +87,9 @@ def hyphened(answer: str) -> str:
 
 def spelt_out(text: str) -> str:
     """A text with 1 1/2 in the place of 1½, and -3 in that of negative 3."""
-    return _NEGATIVE.sub("-", text.translate(_VULGAR))
+    if not text.isascii():
+        text = text.translate(_VULGAR)
+    return _NEGATIVE.sub("-", text) if "egative" in text or "EGATIVE" in text else text
 
 
 def _slashed(fraction: re.Match[str]) -> str:

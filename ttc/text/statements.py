@@ -10,14 +10,19 @@ where it ends, is up to its kind (`multiple_choice`, `number_answers`, `math_ans
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from operator import attrgetter
+from typing import NamedTuple
 
-from ttc.text.languages import ENGLISH, LANGUAGES, LATIN, Language
+from ttc.text.languages import LATIN, Language, languages
 
 CLOSED_UP = frozenset({"zh", "ja", "th", "ko"})
 """Languages that part words by no blanks, or bind particles to them."""
+
+_PREFIXED = frozenset({"ar", "he", "fa", "ur"})
+"""Languages that bind articles and prepositions to a noun's beginning."""
 
 CLOSED_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 """Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: such letters may touch a number or a
@@ -41,16 +46,18 @@ _PLAIN = (
 )
 """Digits of all scripts, full-width letters and signs, one character for one."""
 
+_NOT_PLAIN = re.compile(f"[{re.escape(''.join(map(chr, _PLAIN)))}]")
+
 _ABOUT = "about|around|approximately|approx|roughly|nearly"
 _LINKS = r":|\.(?=[*_]{2})|ঃ|=(?!=)|→|->|=>|⇒|[—–-](?=\s)"
 _CLOSING = r"[ \t*_`~)}】\]\"'”’»]*+"
 _MARKUP = r"[*_`~)}】\]\"'”’»]*+"
 _OF_WHAT = "to|in|for|of|on|here|that|from|at|we|i|you|therefore|then|thus|hence|as"
 _LONGEST_DENIAL = 48
+_HASHES = re.compile("####(?!#)(?<!#####)")
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """start: where its noun or mark begins. place: where its answer does, with what markup it has.
     linked: whether a verb, a colon or a new line stands before the answer."""
 
@@ -63,29 +70,28 @@ class Statement:
 
 def plain(text: str) -> str:
     """The text with digits, letters and signs in their narrow Latin forms, as long as it was."""
-    return text if text.isascii() else text.translate(_PLAIN)
+    return text.translate(_PLAIN) if _NOT_PLAIN.search(text) else text
 
 
+@lru_cache(maxsize=1)  # the readings of a text ask for them in turn
 def statements(text: str, options: bool = False) -> list[Statement]:
     """The statements of a text, which is `plain`, in their order.
 
     options: also those whose noun is one of several choices, as in "the right option is B".
     """
     found = [
-        Statement(mark, mark + 4, ENGLISH, hashes=True)
-        for mark in _all(text, "####")
-        if text[mark + 4 : mark + 5] != "#"
+        Statement(*mark.span(), languages()[0], hashes=True) for mark in _HASHES.finditer(text)
     ]
     denied: set[int] = set()  # a noun of several languages is denied in any of them
-    for language in _spoken(text, options):
-        for head in _head(language, options).finditer(text):
+    for language, first in _spoken(text, options):
+        for head in _head(language, options).finditer(text, first):
             if _is_denied(text, head.start(), language):
                 denied.add(head.start())
             elif _states(text, head, language):
                 linked = head["link"] is not None
                 found.append(Statement(head.start(), head.end(), language, linked))
     kept = [statement for statement in found if statement.start not in denied]
-    return sorted(kept, key=lambda statement: statement.place)
+    return sorted(kept, key=attrgetter("place"))
 
 
 def clause(text: str, place: int) -> str:
@@ -105,9 +111,11 @@ def decimal_comma(text: str) -> bool:
     """Whether a text's language writes 2,5 for two and a half. English wins a draw."""
     if not _COMMA_OR_POINT.search(text):
         return False
+    speakers = _speakers()
     words = set(_WORD.findall(text[:4000].lower()))
-    here = max(len(words & _common(lang)) for lang in LANGUAGES if lang.decimal_comma)
-    english = len(words & _common(ENGLISH))
+    counts = Counter(code for word in words for code in speakers.get(word, ()))
+    english = counts.pop("en", 0)
+    here = max(counts.values(), default=0)
     return here > english or (not english and _CYRILLIC_OR_GREEK.search(text) is not None)
 
 
@@ -117,23 +125,46 @@ _CYRILLIC_OR_GREEK = re.compile("[\u0370-\u03ff\u0400-\u04ff]{3}")
 
 
 @cache
-def _common(language: Language) -> frozenset[str]:
-    return frozenset(language.common.split("|"))
+def _speakers() -> dict[str, list[str]]:
+    """Frequent words, each with English and the languages with decimal commas that have it."""
+    found: dict[str, list[str]] = {}
+    for language in languages():
+        if language.decimal_comma or language.is_english:
+            for word in set(language.common.split("|")):
+                found.setdefault(word, []).append(language.code)
+    return found
 
 
-def _all(text: str, mark: str) -> Iterator[int]:
-    place = text.find(mark)
-    while place >= 0:
-        yield place
-        place = text.find(mark, place + len(mark))
+def _spoken(text: str, options: bool) -> list[tuple[Language, int]]:
+    """The languages that have a noun in the text, with the place of the first one."""
+    spaced, joined = _table(options)
+    nouns = [noun for word in spaced.keys() & set(_WORD.findall(text)) for noun in spaced[word]]
+    if not text.isascii():
+        nouns += [pair for sign in joined.keys() & set(text) for pair in joined[sign]]
+    first: dict[int, int] = {}
+    for noun, language in nouns:
+        if (place := text.find(noun)) >= 0:
+            first[language] = min(place, first.get(language, place))
+    return [(languages()[each], first[each]) for each in sorted(first)]
 
 
-def _spoken(text: str, options: bool) -> list[Language]:
-    """The languages that have a noun in the text."""
-    stems = _stems(options)
-    near = [pair for sign in stems.keys() & set(text) for pair in stems[sign].items()]
-    found = {code for stem, codes in near if stem in text for code in codes}
-    return [language for language in LANGUAGES if language.code in found] if found else []
+@cache
+def _table(options: bool) -> tuple[dict[str, list[_Noun]], dict[str, list[_Noun]]]:
+    """The nouns of languages that part words, by their first letters that a mark or blank ends, and
+    of the others by their first sign."""
+    spaced: dict[str, list[_Noun]] = {}
+    joined: dict[str, list[_Noun]] = {}
+    for place, language in enumerate(languages()):
+        for noun in _cased(_nouns(language, options)):
+            if language.code in CLOSED_UP | _PREFIXED:
+                joined.setdefault(noun[0], []).append((noun, place))
+            elif begin := _WORD.match(noun):
+                spaced.setdefault(begin.group(), []).append((noun, place))
+    return spaced, joined
+
+
+_Noun = tuple[str, int]
+"""With the place of its language in the table."""
 
 
 def _is_denied(text: str, start: int, language: Language) -> bool:
@@ -146,17 +177,17 @@ def _states(text: str, head: re.Match[str], language: Language) -> bool:
     start = head.start()
     before = text[max(0, start - _LONGEST_DENIAL) : start]
     spaced = language.code not in CLOSED_UP
-    if spaced and before[-1:].isalpha() and language.code not in ("ar", "he", "fa", "ur"):
+    if spaced and before[-1:].isalpha() and language.code not in _PREFIXED:
         return False
-    if language is ENGLISH and _UNIT.search(before):
+    if language.is_english and _UNIT.search(before):
         return False
     if head["link"] is None and head["noun"].lower() in language.option.split("|"):
         return False
     if head["link"] is not None and "\n" in head["link"]:
         return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
-    if language is ENGLISH and head["what"] and head["sign"]:  # "to get the answer in cm: 3 * 4"
+    if language.is_english and head["what"] and head["sign"]:  # "to get the answer in cm: 3 * 4"
         return _HEADING.fullmatch(_SENTENCES.split(before)[-1]) is not None
-    if head["link"] is None and language is ENGLISH:
+    if head["link"] is None and language.is_english:
         return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
     return True
 
@@ -195,32 +226,14 @@ def _nouns(language: Language, options: bool) -> str:
 
 
 @cache
-def _stems(options: bool) -> dict[str, dict[str, set[str]]]:
-    """Parts of nouns, one of which stands in any text that has a noun, with their languages, by
-    their rarest sign."""
-    found: dict[str, dict[str, set[str]]] = {}
-    for language in LANGUAGES:
-        for word in filter(None, _nouns(language, options).split("|")):
-            for form in _forms(word):
-                stem = form[1:] if len(form) > 2 else form
-                stems = found.setdefault(min(stem, key=_BY_RARITY.find), {})
-                stems.setdefault(stem, set()).add(language.code)
-    return found
-
-
-_BY_RARITY = "jqxzwkvbyphfgmcudlsrnitoae"
-"""What is not among them is rarer still."""
-
-
-@cache
 def _head(language: Language, options: bool) -> re.Pattern[str]:
     """A noun up to its answer. It begins with literals, which Python's engine searches fast."""
     spaced = language.code not in CLOSED_UP
     nouns = "|".join(sorted(_cased(_nouns(language, options)), key=len, reverse=True))
     end = r"(?![^\W\d_])" if spaced else ""
-    kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language is ENGLISH else ""
+    kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language.is_english else ""
     aside = rf"{_MARKUP}(?:\s?\([^()\n]{{0,60}}\))?+"
-    if language is ENGLISH:
+    if language.is_english:
         words = rf"(?P<what>,?\s(?i:{_OF_WHAT})\b(?:\s(?![A-J]\b)[^\s.:;?!=]{{1,30}}+){{0,8}}?)?,?"
     elif spaced:
         words = r"(?:\s(?![A-ZА-Я]\b)[^\W\d_]{1,30}+){0,6}?,?"
@@ -230,15 +243,18 @@ def _head(language: Language, options: bool) -> re.Pattern[str]:
     link = rf"{words}{_CLOSING}(?:{verbs}{_CLOSING}\s?+:?|(?P<sign>{_LINKS}))"
     new_line = r"[ \t]*+\n"
     joined = rf"(?P<link>{aside}{link}|{_CLOSING}{new_line})?"
-    return re.compile(rf"(?P<noun>{nouns}){end}{kind}{joined}{_hedges(language, end)}")
+    return re.compile(rf"(?P<noun>{nouns}){end}{kind}{joined}{_hedges(language, end, verbs)}")
 
 
-def _hedges(language: Language, end: str) -> str:
-    words = "|".join(sorted(_cased(language.hedge), key=len, reverse=True))
+def _hedges(language: Language, end: str, verbs: str) -> str:
+    words = sorted(_cased(language.hedge), key=len, reverse=True)
     if not words:
         return ""
-    words = words.replace(r"\S", r"\s")
-    return rf"(?:[\s*_,]{{0,8}}+(?:{words}){end}[.,:]?){{0,4}}"
+    nouns = {*language.answer.split("|"), *language.option.split("|")}
+    others = "|".join(word for word in words if word.lower() not in nouns).replace(r"\S", r"\s")
+    named = "|".join(word for word in words if word.lower() in nouns) or "(?!)"
+    states = rf"(?!{_CLOSING}(?:{verbs}|[:=]))"  # Answer: The answer is
+    return rf"(?:[\s*_,]{{0,8}}+(?:(?:{named}){end}{states}|(?:{others}){end})[.,:]?){{0,4}}"
 
 
 @cache
@@ -251,8 +267,8 @@ def _denied(language: Language) -> re.Pattern[str]:
 
 @cache
 def _ends() -> re.Pattern[str]:
-    words = alternatives(language.ends for language in LANGUAGES if _is_spaced(language))
-    closed = alternatives(language.ends for language in LANGUAGES if not _is_spaced(language))
+    words = alternatives(language.ends for language in languages() if _is_spaced(language))
+    closed = alternatives(language.ends for language in languages() if not _is_spaced(language))
     joins = "and|or|y|e|et|ou|o|und|oder|и|или|i|lub|of|en|atau|dan|og|och"
     return re.compile(
         rf"[.!?]\s+(?![a-z\d])|,?\s+or\s+(?:{_ABOUT})\b|[。।؟！？；;]|,?\s+(?:{words})(?![\w'’])|\s*\((?=[a-z]{{2,}}\s)"

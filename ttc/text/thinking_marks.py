@@ -110,10 +110,16 @@ class ThinkingMarks:
         starts = "|".join(re.escape(_start(mark)) for mark in self._ordered)
         marks = "|".join(f"({_expression(mark, starts)})" for mark in self._ordered)
         # most places are passed by their first character
-        first = "".join(re.escape(letter) for letter in sorted({_start(m)[0] for m in self.kinds}))
+        first = "".join(map(re.escape, self._first_letters))
         return re.compile(f"(?=[{first}])(?:{marks})", re.DOTALL)
 
+    @cached_property
+    def _first_letters(self) -> list[str]:
+        return sorted({_start(mark)[0] for mark in self.kinds})
+
     def cuts(self, text: str) -> list[Cut]:
+        if not any(letter in text for letter in self._first_letters):
+            return []
         kinds = [self.kinds[mark] for mark in self._ordered]
         return [
             Cut(*match.span(), kinds[(match.lastindex or 1) - 1])
@@ -131,7 +137,9 @@ class ThinkingMarks:
         return held
 
     def split(self, text: str, begun: bool = False) -> Parted:
-        return split_at(len(text), self.cuts(text), begun, lambda start, end: text[start:end])
+        if cuts := self.cuts(text):
+            return split_at(len(text), cuts, begun, lambda start, end: text[start:end])
+        return Parted(text, None) if begun else Parted("", text)
 
 
 def spelt(mark: Mark) -> str:

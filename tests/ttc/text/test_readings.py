@@ -18,6 +18,8 @@ import pytest
 from tests.helpers.clocks import assert_linear
 from ttc.text.answers import extract_answer
 from ttc.text.equality import same_answer
+from ttc.text.languages import languages
+from ttc.text.statements import statements
 
 FILE = Path(__file__).parents[2] / "data" / "readings.jsonl"
 ROWS: list[dict[str, Any]] = [
@@ -44,6 +46,16 @@ def test_every_text_is_read_as_people_read_it(kind: str) -> None:
         if row["kind"] == kind and not is_right(row)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("form", ["{}: 5", "x **{}:** 5", "({}: 5)", "{}: 5, 7 x"])
+def test_every_noun_of_every_language_is_found(form: str) -> None:
+    """What is looked for first, to pass other texts fast, passes none of them."""
+    for language in languages():
+        for noun in language.answer.split("|"):
+            for word in {noun, noun[0].upper() + noun[1:], noun.upper()}:
+                found = statements(form.format(word))
+                assert language in [one.language for one in found], word
 
 
 def test_the_texts_are_many_and_hard() -> None:

@@ -353,6 +353,7 @@ class ActiveSearch:
         records = {branch: BranchRecord.of(branch) for branch in order}
         by_model = {model: replace(meter) for model, meter in self.spending.meters.items()}
         first_turn = {branch: not chat.said for branch, chat in self.chats.items()}
+        own_marks = self.config.options.thinking_marks is None
         return Result(
             self.problem,
             None if best is None else records[best],
@@ -365,7 +366,7 @@ class ActiveSearch:
             self.stopped,
             by_model if len(by_model) > 1 else {},
             self.config.template.text(self.problem.question, tokenizer),
-            pruned(first_turn, order, self.case.extract),
+            pruned(first_turn, order, self.case.extract, own_marks),
         )
 
     def choices(self) -> list[Branch]:

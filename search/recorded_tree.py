@@ -11,6 +11,7 @@ from search.selection import answer_of
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
 from ttc.results import Node, Status
+from ttc.text.thinking_models import ends_some_thought
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 
@@ -93,17 +94,21 @@ def thought_in(text: str, branch: Branch) -> int:
 
 
 def pruned(
-    branches: Mapping[Branch, bool], candidates: Collection[Branch], extract: Extract
+    branches: Mapping[Branch, bool],
+    candidates: Collection[Branch],
+    extract: Extract,
+    own_marks: bool,
 ) -> dict[str, int]:
     """How many branches the search let go of, and how many of them ended as they should not; only
     what is not 0.
 
     A branch counts that has written something and that no other continues; the user's next words
     end it, too. early: those that could have gone on, and those that a gate stopped. Of the others
-    it is counted where they have no end, a thought that was cut, or no answer; of all, loops and
-    thoughts closed at their limit.
+    it is counted where they have no end, a thought that was cut, or no answer; of all, loops,
+    thoughts closed at their limit, and ends of thoughts that are no marks of the model's.
     branches: all that ever were, each with whether it answers the question itself, and not later
     words, as those that ask for a critique: no answer is looked for there.
+    own_marks: whether thoughts are told by the model's own marks, not by those of the user.
     """
     parents = [branch.parent for branch in branches if not _begins_turn(branch)]
     continued = {*parents, *candidates}
@@ -113,6 +118,7 @@ def pruned(
         if branch in continued or {*branch.step_reasons} <= {"interrupted"}:
             continue
         counts["count"] += 1
+        counts["thoughts_unknown"] += own_marks and ends_some_thought(branch.answer_text)
         counts["looped"] += "looped" in (branch.thought_closed, *branch.step_reasons)
         over = (branch.finished or branch in asked_on) and not branch.gated
         counts["early"] += not over

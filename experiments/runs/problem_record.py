@@ -17,7 +17,7 @@ from ttc.backend import Backend
 from ttc.errors import InvalidInput
 from ttc.residency.capture import Capture
 from ttc.results import BranchRecord, Result
-from ttc.text.thinking_models import ANY
+from ttc.text.thinking_models import ends_some_thought
 
 TIMING = (
     "forward_passes",
@@ -37,8 +37,7 @@ def full_record(result: Result, task: LoadedTask, config: DictConfig, engine: Ba
     record["prompt"] = None if result.best is None else result.prompt
     if config.model.thinking_marks is None:
         for row, branch in zip(record["branches"], result.branches, strict=True):
-            # a mark of known models that is none of this one's
-            if any(cut.thinks is False for cut in ANY.cuts(branch.answer_text or "")):
+            if ends_some_thought(branch.answer_text):
                 row["thought_unknown"] = True
     if config.dataset.private:
         without_texts(record, result.problem.metadata.values())

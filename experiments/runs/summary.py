@@ -192,8 +192,8 @@ def branch_counts(records: Sequence[dict[str, Any]]) -> dict[str, int]:
     many there are, gave no answer, have no end, or went in circles; and how many votes tied.
 
     Only where they are not 0: pruned_early, branches let go of before their end; thoughts_unknown,
-    final ones with an end of thinking that is no mark of the model's. Not of records of older
-    versions: thoughts_closed_by_limit, thoughts_cut.
+    an end of thinking that is no mark of the model's. Only final branches vote. Not of records of
+    older versions: thoughts_closed_by_limit, thoughts_cut.
     """
     branches = [branch for record in records for branch in counted(record)]
     pruned = sum((Counter(r.get("pruned")) for r in records if not failed(r)), Counter[str]())

@@ -52,7 +52,7 @@ def _advice(summary: dict[str, Any], settings: Collection[str]) -> Iterator[str]
         "thoughts_cut": f"{room}, or set search.thinking_tokens",
     }
     for name, way in ways.items():
-        any_time = name in ("looped", "thoughts_closed_by_limit")
+        any_time = name in ("looped", "thoughts_closed_by_limit", "thoughts_unknown")
         branches = counts["count"] - (0 if any_time else counts.get("pruned_early", 0))
         if (count := counts.get(name, 0)) > MANY * branches:
             yield f"{count / branches:.0%} of branches {name.replace('_', ' ')}: {way}"

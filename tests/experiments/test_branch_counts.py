@@ -15,7 +15,7 @@ from experiments.runs.problem_loop import run
 from experiments.runs.summary import branch_counts, shown_counts, summarise
 from experiments.runs.summary_tables import sweep_table, table
 from tests.helpers.runs import composed, save_rows
-from tests.helpers.thinking import OPENING, circling, thinker
+from tests.helpers.thinking import OPENING, TURNS, circling, thinker
 
 LIMIT = 64
 SEARCH = (
@@ -73,6 +73,27 @@ def test_branches_that_a_search_let_go_of_count_too(tmp_path: Path) -> None:
     assert again["branches"] == summary["branches"]
     figures = comparison(load_rows([tmp_path / "outputs" / "r"]))
     assert figures["rows"][0]["branches"] == summary["branches"]
+
+
+def test_unknown_marks_are_counted_of_branches_that_were_let_go_of_too(tmp_path: Path) -> None:
+    """The model's tokenizer knows no marks, and all of its branches write one."""
+    tokenizer = thinker(TURNS)
+    circling("ab[/THINK]7:", tokenizer, "8").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    save_rows(tmp_path / "rows.jsonl", [{"question": "How many?", "answer": "8"}])
+    beam = ("search=beam_search", "search.beam_size=1", "search.max_steps=1")
+    words = ("verifier=confidence", "model.thinking_marks=false", "run.name=named")
+    summary = run(composed(tmp_path, words[0], search=(*beam, "search.step_tokens=60")))
+    (record,) = records_of(tmp_path)
+    assert record["pruned"]["thoughts_unknown"] == record["pruned"]["count"] == 3
+    assert summary["branches"]["thoughts_unknown"] == summary["branches"]["count"] == 4
+    shown = table("r", summary | {"seconds": 0.0})
+    assert "4 in all, 4 thoughts unknown" in shown
+    assert "100% of branches thoughts unknown: name the marks" in shown
+    told = comparison(load_rows([tmp_path / "outputs" / "r"]))["rows"][0]["branches"]
+    assert told == summary["branches"]
+    named = run(composed(tmp_path, *words, search=(*beam, "search.step_tokens=60")))
+    assert "thoughts_unknown" not in named["branches"]
 
 
 def branches(*ends: tuple[str | None, str | None]) -> dict[str, Any]:

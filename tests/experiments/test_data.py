@@ -221,7 +221,7 @@ def test_a_reader_of_ones_own_is_found_by_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_readers.py").write_text(
-        "from ttc.protocols import Problem\n\n\n"
+        "from ttc import Problem\n\n\n"
         "def backwards(row, id, dataset):\n    return Problem(row['q'][::-1], id, "
         "str(row['a'][0]))\n\n\n"
         "def forgets(row, id, dataset):\n    return row['q'], row['a']\n"

@@ -184,3 +184,9 @@ def test_token_ids_of_private_questions_are_not_kept(place: Path) -> None:
         match=r"run\.record_tokens=true would keep the questions.*dataset\.private=true",
     ):
         run(composed(place, "run.record_tokens=true", "dataset.private=true"))
+    folder = save(place, [record("p0", False)])
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("dataset:", "dataset:\n  private: true"))
+    with pytest.raises(InvalidInput, match="keeps no tokens and no texts") as refused:
+        export(parsed([str(folder)]))
+    assert "record_tokens" not in str(refused.value)

@@ -150,6 +150,11 @@ ANY = _all_tags()
 """The marks of all known models that no other text holds, for texts of an unknown model."""
 
 
+def ends_some_thought(text: str | None) -> bool:
+    """Whether a text holds a mark with which some known model ends a thought."""
+    return any(cut.thinks is False for cut in ANY.cuts(text or ""))
+
+
 def marks_of(tokenizer: Any) -> ThinkingMarks | None:
     """The marks of a tokenizer's model: of a known family by its chat template, else as the
     template writes a thought, else by the vocabulary, else by the tag that a prompt opens; None for

@@ -19,9 +19,6 @@ from ttc.tools.loose_json import read_loose
 NAME = re.compile(r"[\w./-]+")
 """What names of tools are made of."""
 
-SEPARATORS = re.compile(r"[\s,;]*")
-"""What may stand between calls in JSON."""
-
 HEADER_CHARS = 200
 """The most characters between a name and its arguments: a number of the call, a mark."""
 
@@ -57,7 +54,7 @@ class WholeJson:
 
     def read(self, text: str, place: int) -> list[Reading]:
         readings = list[Reading]()
-        start = SEPARATORS.match(text, place).end()  # type: ignore[union-attr]
+        start = _skip(text, place, ",;")
         while text.startswith(("{", "["), start):
             try:
                 value, end = json.JSONDecoder(strict=False).raw_decode(text, start)
@@ -66,7 +63,7 @@ class WholeJson:
                 return [*readings, Reading("", {}, start, said)]
             calls = value if isinstance(value, list) else [value]
             readings += [self._call(call, end) for call in calls]
-            start = SEPARATORS.match(text, end).end()  # type: ignore[union-attr]
+            start = _skip(text, end, ",;")
         return readings
 
     def _call(self, call: Any, end: int) -> Reading:
@@ -324,8 +321,8 @@ def _json_pair(text: str, key: str, place: int, close: str) -> tuple[str, Any, i
     return (key, value, end + len(close)) if text.startswith(close, end) else None
 
 
-def _skip(text: str, place: int) -> int:
-    while place < len(text) and text[place].isspace():
+def _skip(text: str, place: int, signs: str = "") -> int:
+    while place < len(text) and (text[place].isspace() or text[place] in signs):
         place += 1
     return place
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ttc.text.thinking_marks import overlap
 from ttc.tool_calls import Written
 from ttc.tools.arguments import (
     KEY,
@@ -97,7 +96,8 @@ class Marked(ToolFormat):
 
     def __post_init__(self) -> None:
         marks = (self.section, self.mark)
-        begins = tuple(dict.fromkeys(mark.split()[0] for mark in marks if mark.strip()))
+        words = (mark.partition(KEY)[0].split() for mark in marks)
+        begins = tuple(dict.fromkeys(first for first, *_ in filter(None, words)))
         object.__setattr__(self, "begins", begins)
         object.__setattr__(self, "ends", (self.close,) if self.close else ())
 
@@ -108,6 +108,12 @@ class Marked(ToolFormat):
     @cached_property
     def _before(self) -> re.Pattern[str]:
         return re.compile(spaced(self.section) + r"\s*$")
+
+    @cached_property
+    def _begun(self) -> re.Pattern[str]:
+        """The beginning of a mark at the end of a text."""
+        signs = [WORD if sign == KEY else re.escape(sign) for sign in self.mark.strip()]
+        return re.compile("(?:".join(signs) + ")?" * (len(signs) - 1) + "$")
 
     def calls(self, text: str) -> list[Written]:
         calls = list[Written]()
@@ -138,7 +144,7 @@ class Marked(ToolFormat):
             place = max([match.end(), *(reading.end for reading in readings)])
             rest = text[place:]
             whole = readings and not readings[-1].error and rest.lstrip().startswith(end)
-            rest = rest[: len(rest) - overlap(rest, self.mark)].replace(self.close or "\0", "")
+            rest = self._begun.sub("", rest).replace(self.close or "\0", "")
             after = MARKS.sub("", rest) if whole else None
         return after
 
@@ -155,9 +161,12 @@ def written(reading: Reading, start: int) -> Written:
     return Written(reading.name, reading.arguments, start, reading.error)
 
 
+WORD = r"[\w.:/-]*"
+
+
 def spaced(mark: str) -> str:
     """An expression for a mark, in which blanks may be left out or added, and `KEY` is any word."""
-    pieces = (r"[\w.:/-]*".join(map(re.escape, piece.split(KEY))) for piece in mark.split())
+    pieces = (WORD.join(map(re.escape, piece.split(KEY))) for piece in mark.split())
     return r"\s*".join(pieces)
 
 

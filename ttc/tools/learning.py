@@ -154,8 +154,7 @@ class _Template:
         The mark stands before a call with or without words before it, and before each of several,
         where something does.
         """
-        opening = _without_ids(opening)
-        mark = opening.rpartition(KEY)[2]
+        mark = opening = _without_ids(opening)
         alone = self.called([TEXTS], ("",))
         if alone is not None:
             mark = common_end(mark, _without_ids(self._syntax(alone)[0]))
@@ -164,6 +163,7 @@ class _Template:
             shared = common_end(mark, _without_ids(between))
             if listed is not None and shared.strip():
                 mark = shared
+        mark = mark.lstrip().removeprefix(KEY)  # which begins with no id
         return mark, opening.removesuffix(mark).strip()
 
     def _pairs(self, text: str) -> tuple[str, Arguments | None, str]:

@@ -32,10 +32,14 @@ def trajectories(run: Run) -> list[Row]:
     roots = [record["tree"][0] for record in run.records.values() if record["tree"]]
     bare = sum("token_ids" not in root for root in roots)
     if bare or not roots:
+        again = (
+            "run again under another run.name with run.record_tokens=true, or take --format trl, "
+            "which needs texts alone"
+        )
+        if run.config.get("dataset.private"):
+            again = "dataset.private=true keeps no tokens and no texts"
         raise InvalidInput(
-            f"records in {run.folder} that hold no token ids: {bare} of {len(run.records)}; run "
-            "again under another run.name with run.record_tokens=true, or take --format trl, which "
-            "needs texts alone"
+            f"records in {run.folder} that hold no token ids: {bare} of {len(run.records)}; {again}"
         )
     return [row for record in run.records.values() for row in _rows(run, record)]
 

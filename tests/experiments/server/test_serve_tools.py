@@ -11,10 +11,17 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
+from concurrent.futures import ThreadPoolExecutor
+
 import openai
 
-from tests.helpers.chat_server import served
+from tests.helpers.call_syntaxes import CALLS
+from tests.helpers.calling import WEATHER as LOOKING
+from tests.helpers.calling import caller
+from tests.helpers.chat_server import served, serving
+from tests.helpers.parts import installed
 from tests.helpers.thinking import thinker
+from ttc import BeamGroups, BlockCache, Engine
 from ttc.tree.branch import Branch
 
 TEMPLATE = (
@@ -113,3 +120,35 @@ def test_samples_vote_on_what_to_call() -> None:
         search = {"name": "self_consistency", "tool_vote": "tool_hierarchical"}
         message = asked(client, extra_body={"search": search}).choices[0].message
     assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Oslo"}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize("syntax", CALLS)
+def test_replies_are_the_same_whole_streamed_and_beside_others(syntax: str, opens: bool) -> None:
+    """Of a model that writes calls as its template does, whatever serves it."""
+    own, model = caller(syntax, opens)
+
+    def reply(client: openai.OpenAI, seed: int, stream: bool) -> Any:
+        given: Any = {"seed": seed, "max_tokens": 60, "tools": [LOOKING]}
+        if not stream:
+            choice = asked(client, **given).choices[0]
+            made = choice.message.tool_calls or []
+            said, reason = choice.message.content or "", choice.finish_reason
+        else:
+            chunks = [chunk.choices[0] for chunk in asked(client, stream=True, **given)]
+            made = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+            said = "".join(chunk.delta.content or "" for chunk in chunks)
+            reason = next(chunk.finish_reason for chunk in chunks if chunk.finish_reason)
+        return said, [(call.function.name, call.function.arguments) for call in made], reason
+
+    with serving(Engine(model, own)) as client:
+        alone = [reply(client, seed, False) for seed in range(4)]
+    assert any(calls for _, calls, _ in alone)
+    parts: list[Any] = [{"memory": BeamGroups(block_tokens=16), "cache": BlockCache(1)}]
+    parts += [{"speculation": lookup()} for lookup in installed("speculation", "prompt_lookup")]
+    for part in parts:
+        engine = Engine(caller(syntax, opens)[1], own, **part)
+        with serving(engine) as client, ThreadPoolExecutor(8) as threads:
+            replies = list(threads.map(reply, [client] * 8, [*range(4)] * 2, [False, True] * 4))
+        assert replies == alone * 2

@@ -1,0 +1,212 @@
+"""Calls in templates' own syntaxes, beside all that an engine can be asked for at the same time:
+texts, calls and counts are those of each problem alone."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pytest
+
+from search import BeamSearch, BestOfN, BudgetForcing, DeepConf, Greedy, Search, SelfConsistency
+from search.admission import ProblemAdmission
+from search.config import SearchConfig
+from search.driver import Driver
+from search.options import SolveOptions
+from tests.helpers.call_syntaxes import CALLS
+from tests.helpers.calling import WEATHER, caller
+from tests.helpers.parts import installed
+from tests.helpers.searches import Costly
+from ttc import (
+    BeamGroups,
+    BlockCache,
+    Capture,
+    Engine,
+    Headwise,
+    Layerwise,
+    Paged,
+    Problem,
+    Resident,
+    Result,
+    Sharing,
+    Tool,
+)
+from ttc.errors import TTCError
+from ttc.tools.base import Tools
+
+MEMORIES: Any = (Resident, BeamGroups, Paged, Headwise, Layerwise, Capture)
+LIMIT: Any = {"thinking_tokens": 14}
+STEPS: Any = {"step_tokens": 9, "max_steps": 6, "delimiter": ", "}
+SEARCHES: dict[str, Search] = {
+    "greedy": Greedy(max_tokens=50, **LIMIT),
+    "samples": SelfConsistency(n=3, max_tokens=50, **LIMIT),
+    "without a limit": SelfConsistency(n=3, max_tokens=50, thinking_tokens=None),
+    "tiny thoughts": SelfConsistency(n=3, max_tokens=40, thinking_tokens=3),
+    "best of 3": BestOfN(n=3, max_tokens=50, **LIMIT),
+    "beams": BeamSearch(beam_size=2, beam_width=2, **STEPS, **LIMIT),
+    "thinking steps": BeamSearch(beam_size=2, beam_width=2, thinking_step=4, **STEPS, **LIMIT),
+    "forced": BudgetForcing(waits=1, thinking_tokens=20, answer_tokens=40),
+    "confident": DeepConf(mode="online", n=5, max_tokens=40, window=4, warmup=2, block=2, **LIMIT),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is solved. opens, special, cuts: see `caller`. left: calls are the caller's to make."""
+
+    syntax: str
+    search: str
+    opens: bool
+    special: bool
+    cuts: int
+    left: bool
+    seed: int
+    problems: int
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What it is solved with. budget: of KV, in multiples of the most that a problem takes alone.
+    cancelled: a problem that is let go of after `at_step` steps of the driver."""
+
+    memory: Any = Resident
+    budget: float | None = None
+    order: str | None = None
+    capacity: int = 1
+    drafts: str | None = None
+    shared: str = "exact"
+    concurrency: int | None = None
+    max_rows: int | None = None
+    prefill_tokens: int = 512
+    cancelled: int | None = None
+    at_step: int = 0
+
+
+def asked(seed: int) -> Asked:
+    r = random.Random(seed)
+    return Asked(
+        syntax=sorted(CALLS)[seed % len(CALLS)],
+        search=r.choice([*SEARCHES]),
+        opens=r.random() < 0.5,
+        special=r.random() < 0.3,
+        cuts=r.choice([0, 1, 2, 3]),
+        left=r.random() < 0.2,
+        seed=seed,
+        problems=r.choice([1, 2, 3]),
+    )
+
+
+def beside(seed: int, problems: int) -> Beside:
+    r = random.Random(f"beside {seed}")
+    return Beside(
+        memory=r.choice(MEMORIES),
+        budget=r.choice([None, 1.0, 1.2, 1.6]),
+        order=r.choice([None, "rsbcm", "lru"]),
+        capacity=r.choice([1, 2, 4, 20]),
+        drafts=r.choice([None, None, *(name for name in DRAFTS if installed("speculation", name))]),
+        shared=r.choice(["exact", "exact", "none"]),
+        concurrency=r.choice([None, None, 1, 2]),
+        max_rows=r.choice([None, None, 2, 5]),
+        prefill_tokens=r.choice([40, 512]),
+        cancelled=r.choice([None, None, *range(problems)]),
+        at_step=r.randint(0, 60),
+    )
+
+
+DRAFTS = ("prompt_lookup", "draft_model")
+
+
+def engine_of(a: Asked, b: Beside, budget_gib: float | None) -> Engine:
+    asked = a.syntax, a.opens, a.special, a.cuts
+    own, model = caller(*asked)
+    options: dict[str, Any] = {}
+    if b.order is not None:
+        options["cache"] = BlockCache(b.capacity, block_tokens=4, order=b.order)
+    for drafts in installed("speculation", b.drafts or "none"):
+        model_of: Any = {"model": Engine(caller(*asked)[1], own)}
+        given = model_of if b.drafts == "draft_model" else {}
+        options["speculation"] = drafts(max_rows=16, **given)
+    sizes: Any = {} if b.memory is Resident else {"block_tokens": 16}
+    return Engine(
+        model,
+        own,
+        memory=b.memory(budget_gib, **sizes),
+        sharing=Sharing(b.shared),
+        prefill_tokens=b.prefill_tokens,
+        **options,
+    )
+
+
+def look(city: str, days: int) -> str:
+    if city == "Bern":
+        raise KeyError(city)
+    return f"{city}: {days} dry" + "\nand wet" * (days == 4)
+
+
+def results(a: Asked, b: Beside, engine: Engine, problems: list[str]) -> dict[str, Result]:
+    """Of the problems that were not cancelled."""
+    search = SEARCHES[a.search]
+    tools = Tools([Tool(WEATHER, None if a.left else look)], calls_per_branch=3)
+    verifier = Costly(1) if search.needs_verifier else None
+    options = SolveOptions.of(tools=tools, seed=a.seed, verifier=verifier)
+    config = SearchConfig.of(search, engine, options)
+    driver = Driver(engine, ProblemAdmission.of(engine, b.concurrency, b.max_rows))
+    names = {driver.add(Problem(problem, problem), config): problem for problem in problems}
+    found: dict[str, Result] = {}
+    step = 0
+    try:
+        while driver.busy:
+            if step == b.at_step and b.cancelled is not None:
+                driver.cancel(b.cancelled)
+            found |= {
+                names[number]: progress.result
+                for number, progress in driver.step()
+                if progress.result is not None
+            }
+            step += 1
+    finally:
+        driver.close()
+    return found
+
+
+def seen(result: Result) -> Any:
+    branches = [
+        (x.tokens, x.path, x.step_ends, x.step_reasons, x.finish_reason, x.tool_calls, x.score)
+        for x in result.branches
+    ]
+    said = [
+        (x.answer_text, x.thought, x.thinking_tokens, x.thought_closed) for x in result.branches
+    ]
+    tree = [asdict(replace(node, logprobs=[])) for node in result.tree]
+    usage = result.usage
+    counts = (usage.generated_tokens, usage.thinking_tokens, usage.tool_calls)
+    return result.answer, branches, said, tree, counts, result.stopped, str(result.error)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("seed", range(4 * len(CALLS)))
+def test_calls_are_those_of_each_problem_alone(seed: int) -> None:
+    a = asked(seed)
+    problems = ["Rome?", "Where is it dry for 4 days?", "Oslo or Kyiv?"][: a.problems]
+    alone: dict[str, Any] = {}
+    most = 0
+    for problem in problems:
+        engine = engine_of(a, Beside(), None)
+        alone[problem] = seen(results(a, Beside(), engine, [problem])[problem])
+        most = max(most, engine.memory.device.peak_bytes)
+    b = beside(seed, a.problems)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            engine = engine_of(a, b, None if b.budget is None else b.budget * most / 2**30)
+            found = results(a, b, engine, problems)
+        except TTCError as error:
+            pytest.skip(f"refused: {error}")
+    assert not engine.kv_bytes(), (a, b)
+    left_out = set() if b.cancelled is None else {problems[b.cancelled]}
+    assert set(problems) - left_out <= set(found)
+    for problem, result in found.items():
+        if result.stopped != "cancelled":
+            assert seen(result) == alone[problem], (a, b, problem)

@@ -177,8 +177,6 @@ def test_no_repetition_of_some_patterns_is_read_over_and_over(kind: str) -> None
 def test_no_repetition_of_any_pattern_is_read_over_and_over(kind: str) -> None:
     """A number in groups of two (1,11,11,...) was tried at each of its digits, and each of many
     statements without a number was asked for the language of the whole text."""
-    mine = attacks()[
-        KINDS.index(kind) :: len(KINDS)
-    ]  # of each pattern some, in each kind's grammar
+    mine = attacks()[KINDS.index(kind) :: len(KINDS)]
     slow = [attack for attack in mine if not is_linear(*attack, kind)]
     assert not slow

@@ -225,7 +225,7 @@ def _lines(text: str) -> list[list[Token]]:
 
 def _is_unknown(text: str, value: str, start: int, before: Sequence[Token]) -> bool:
     """Whether a word or number is a name: the x of 2x, (1/2)x, 9-x, "is x" and 3*x, the 3 of D3. A
-    letter after a number and a blank is a unit (5 m)."""
+    letter after a number and a blank is a unit (5 m), but for x, y and z."""
     near = text[start - 1 : start] if start else ""
     last = before[-1] if before else None
     if value[0].isdigit():
@@ -233,7 +233,7 @@ def _is_unknown(text: str, value: str, start: int, before: Sequence[Token]) -> b
     letter = value.strip("-.")
     if len(letter) != 1 or not letter.isalpha():
         return False
-    if near.isdigit() or near == ")":
+    if near.isdigit() or near == ")" or letter.lower() in "xyz":
         return True
     return letter not in "aAI" and (last is None or last.kind not in ENDS)
 

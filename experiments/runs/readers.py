@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from experiments.cli.settings import DatasetConfig
@@ -68,6 +68,20 @@ def check_fields_are_read(config: DatasetConfig) -> None:
             raise InvalidInput(
                 f"dataset.fields.{field}={name} would not be read: {why}; leave it out"
             )
+
+
+def check_solution_is_there(rows: Sequence[Row], config: DatasetConfig) -> None:
+    """Raises InvalidInput where no row has the field that is said to hold the worked solutions. A
+    reader of your own looks for it itself."""
+    name = config.fields.solution
+    if name is None or config.reader not in (*READERS, *of_parts()):
+        return
+    there = {str(key): None for row in rows if isinstance(row, dict) for key in row}
+    if name not in there:
+        raise InvalidInput(
+            f"dataset.fields.solution={name} is a field that no row has, only {', '.join(there)}; "
+            "name another one, or leave it out"
+        )
 
 
 def own_id(problem: Problem, row: Row, config: DatasetConfig) -> Problem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -168,4 +168,6 @@ def token_at(tokenizer: Any, tokens: Sequence[int], place: int) -> int:
     def length(count: int) -> int:
         return len(whole_text(tokenizer, tokens[:count]).rstrip("\ufffd"))
 
-    return bisect_right(range(len(tokens) + 1), place, key=length) - 1
+    places = range(len(tokens) + 1)
+    last = bisect_right(places, place, key=length) - 1
+    return bisect_left(places, length(last), key=length)  # with all bytes of its first character

@@ -499,6 +499,17 @@ def test_every_name_of_a_field_is_used_or_refused(tmp_path: Path, reader: str, f
     assert field not in found or found[field] == wanted[field]
 
 
+@pytest.mark.parametrize("examples", [True, False])
+def test_solutions_in_a_field_that_no_row_has_are_refused(tmp_path: Path, examples: bool) -> None:
+    rows = [{"question": f"{i}?", "answer": "1", "why": "One."} for i in range(3)]
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    plain = jsonl(tmp_path / "plain.jsonl", [{"question": "a?", "answer": "1"}])
+    shown = {"path": plain, "shots_path": path, "shots": 2} if examples else {"path": path}
+    with pytest.raises(InvalidInput, match=r"solution=whi is .* no row has, only question, answer"):
+        load_task(dataset(**shown, fields={"solution": "whi"}))
+    assert load_task(dataset(**shown, fields={"solution": "why"})).problems
+
+
 def test_a_made_task_has_no_fields() -> None:
     with pytest.raises(InvalidInput, match=r"dataset\.fields\.id=key would not be read"):
         load_task(dataset(task="chain_sum", fields={"id": "key"}))

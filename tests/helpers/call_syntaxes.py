@@ -96,6 +96,32 @@ CALLS = {
     + PAIRS
     + "{{ k }}:{% if v is string %}<q>{{ v }}<q>{% else %}{{ v | tojson | replace('\"', '<q>') }}"
     + "{% endif %}{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}<call|>{% endfor %}",
+    "names in a header": EACH
+    + "<|start|>assistant to={{ f.name }}<|message|>{{ f.arguments | tojson }}<|call|>{% endfor %}",
+    "actions": EACH
+    + "Action: {{ f.name }}\nAction Input: {{ f.arguments | tojson }}\n{% endfor %}",
+    "flat json": EACH
+    + '<call>{"tool": "{{ f.name }}"'
+    + PAIRS
+    + ", {{ k | tojson }}: {{ v | tojson }}{% endfor %}}</call>{% endfor %}",
+    "a function in json": EACH
+    + '<call>{"type": "function", "function": '
+    + '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}}</call>{% endfor %}',
+    "json in json": EACH
+    + '<call>{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson | tojson }}}</call>'
+    + "{% endfor %}",
+    "json in a fence": EACH
+    + '```json\n{"tool": "{{ f.name }}", "input": {{ f.arguments | tojson }}}\n```{% endfor %}',
+    "assignments": EACH
+    + "<call>{{ f.name }}: "
+    + PAIRS
+    + "{{ k }} = {{ v | tojson }}; {% endfor %}</call>{% endfor %}",
+    "ids and attributes": EACH
+    + '<call id="{{ c.id }}" name="{{ f.name }}">'
+    + PAIRS
+    + '<arg name="{{ k }}" value={{ v | tojson }}/>{% endfor %}</call>{% endfor %}',
+    "signs of its own": EACH
+    + "◁call▷{{ f.name }}◁args▷{{ f.arguments | tojson }}◁/call▷{% endfor %}",
 }
 """What real templates write, in templates that are written for these tests."""
 

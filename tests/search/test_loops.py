@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,6 +159,51 @@ def test_what_a_tool_or_a_prompt_repeats_is_no_loop() -> None:
     said = PromptTemplate("{question}" + LETTERS * 3)
     result = solved(Greedy(thinking_tokens=LIMIT, max_tokens=20), template=said)
     assert result.best.thinking_tokens >= 33
+
+
+def looped_at(tokens: Sequence[int], prompt: int) -> int | None:
+    """Where a text goes in circles by the rule of docs/evaluation.md, looked at every 16 tokens."""
+    for length in range(16, len(tokens) + 1, 16):
+        for period in range(1, 201):
+            times = 3 if period >= 4 else -(-33 // period)
+            if length - prompt < times * period:
+                continue
+            last = tokens[length - times * period : length]
+            shorter = any(last == (last[:n] * len(last))[: len(last)] for n in (1, 2, 3))
+            if last == last[:period] * times and (not shorter or len(last) >= 33):
+                return length
+    return None
+
+
+REAL = PromptTemplate("{question}", raw=True)
+ASKS = ("1 2 3 1 2 3 1 2 3", "The sea, the sea,", "I am", "The dog and the cat")
+
+
+@pytest.mark.slow
+def test_a_real_model_that_loops_is_stopped_there_alone_and_beside_others() -> None:
+    """SmolLM2 at temperature 0 often goes in circles."""
+    asked: dict[str, Any] = {"template": REAL, "thinking_marks": False}
+    search = Greedy(max_tokens=96, temperature=0.0, stop_loops=True)
+
+    def real(**parts: Any) -> Engine:
+        return Engine.from_pretrained("smollm2-135m", dtype="float32", **parts)
+
+    engine = real()
+    whole = solved(replace(search, stop_loops=False), engine, [*ASKS], **asked)
+    alone = [solved(search, engine, problem, **asked) for problem in ASKS]
+    ends = list[int | None]()
+    for full, result in zip(whole, alone, strict=True):
+        best, first = result.best, full.best.prompt_length
+        at = looped_at(full.best.tokens, first)
+        ends.append(at)
+        assert ("looped" in best.step_reasons) == (at is not None)
+        if at is not None:
+            assert best.tokens[:at] == full.best.tokens[:at]
+            assert len(best.tokens) == at
+    assert any(ends)
+    for parts, options in PARTS:
+        together = solved(search, real(**parts), [*ASKS], **asked, **options)
+        assert list(map(seen, together)) == list(map(seen, alone))
 
 
 def test_backends_that_cannot_look_say_so() -> None:

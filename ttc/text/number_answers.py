@@ -46,10 +46,10 @@ _SIGN = rf"[-{MINUS}]?(?:\\?[{CURRENCIES}])?"
 _POWER = rf"\^ ?(?:\{{ ?[-{MINUS}]?\d{{1,3}} ?\}}|[-{MINUS}]?\d{{1,3}})(?![\d.]*\d)"
 
 _GROUPED = (
-    r"\d{1,3}(?:\.\d{3}){2,}+(?!\d)(?:,\d++)?"  # 1.234.567
-    r"|\d{1,3}(?:\.\d{3})++,\d++"  # 1.234,5
-    r"|\d{1,2}(?:,\d{2}(?=,))++,\d{3}(?!\d)"  # 1,00,000
-    r"|(?<!\d )[1-9]\d{0,2}(?: \d{3})++(?![\d/]|\.\d{3}| \d)"  # 12 000
+    r"\d{1,3}(?:\.\d{3}){2,9}+(?!\d)(?:,\d++)?"  # 1.234.567
+    r"|\d{1,3}(?:\.\d{3}){1,9}+,\d++"  # 1.234,5
+    r"|\d{1,2}(?:,\d{2}(?=,)){1,9}+,\d{3}(?!\d)"  # 1,00,000
+    r"|(?<!\d )[1-9]\d{0,2}(?: \d{3}){1,9}+(?![\d/]|\.\d{3}| \d)"  # 12 000
 )
 _WITH_POINT = rf"(?:\d{{1,3}}(?:{THOUSANDS}\d{{3}}(?!\d))++|\d++)(?:\.\d++)?"
 _WITH_COMMA = (
@@ -181,10 +181,11 @@ def _begins_a_list(text: str, statement: Statement, start: int) -> bool:
 
 def _in_a_clause(text: str) -> str | None:
     """The number of the last stated clause that has one number: "The answer is that she has 6"."""
-    for statement in reversed(statements(text)):
+    stated = statements(text)
+    comma = decimal_comma(text) if stated else False
+    for statement in reversed(stated):
         if statement.linked and not _LIST.match(text, statement.place):
             said = clause(text, statement.place)
-            comma = decimal_comma(text)
             numbers = list(_number(comma).finditer(said))
             if len(numbers) > 1 and (part := _PER.search(said, numbers[0].end())):
                 said = said[: part.start()]

@@ -102,8 +102,6 @@ class PromptTemplate(Options):
 
     what: ClassVar[str] = "the question"
     """What errors call the question."""
-    way_out: ClassVar[str] = "leave the system text or the examples out, or set chat to false"
-    """What to do where the chat template refuses the messages."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,6 +131,13 @@ class PromptTemplate(Options):
         """The template for questions with answers of a kind (see `ttc.text.answers`)."""
         given = not isinstance(self.instruction, DefaultWords)
         return self if given else replace(self, instruction=DefaultWords(words_for(kind)))
+
+    @property
+    def way_out(self) -> str:
+        """What to do where the chat template refuses the messages."""
+        given = {"the system text": self.system, "the examples": self.examples}
+        named = " or ".join(name for name, value in given.items() if value)
+        return f"leave {named} out, or set chat to false" if named else "set chat to false"
 
     def uses_chat(self, tokenizer: Any) -> bool:
         """Whether prompts go through the chat template. Raises InvalidInput if they must and there

@@ -13,14 +13,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from ttc.checks import (
-    Options,
-    PositiveFloat,
-    PositiveInt,
-    check_is,
-    check_kind,
-    check_known,
-)
+from ttc.checks import Options, PositiveFloat, PositiveInt, check_is, check_kind, check_known
 from ttc.errors import InvalidInput
 from ttc.text.encodable import encodable
 from ttc.tools.formats import FORMATS, Schema, ToolFormat

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ttc.text.thinking_marks import overlap
 from ttc.tool_calls import Written
 from ttc.tools.arguments import (
     KEY,
@@ -145,6 +146,7 @@ class Marked(ToolFormat):
             rest = text[place:]
             whole = readings and not readings[-1].error and rest.lstrip().startswith(end)
             rest = self._begun.sub("", rest).replace(self.close or "\0", "")
+            rest = rest[: len(rest) - overlap(rest, self.close)]
             after = MARKS.sub("", rest) if whole else None
         return after
 

@@ -125,12 +125,7 @@ class _Template:
                 answer["tool_calls"] = list(map(self._call, range(len(calls)), calls))
             messages.append(answer)
         try:
-            return chat_text(
-                messages,
-                self.tokenizer,
-                self.options,
-                begins_answer=said is None,
-            )
+            return chat_text(messages, self.tokenizer, self.options, begins_answer=said is None)
         except InvalidInput as error:
             self.refusal = f" ({error})"
             return None

@@ -119,6 +119,22 @@ def word_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "way_out"),
+    [
+        ({}, "; set chat to false"),
+        ({"system": "Be brief."}, "; leave the system text out, or"),
+        ({"system": "Be brief.", "examples": (("a", "b"),)}, "the system text or the examples out"),
+    ],
+)
+def test_a_template_that_refuses_names_what_was_given_alone(
+    fields: dict[str, Any], way_out: str
+) -> None:
+    template = PromptTemplate(**fields, options={"refuse": True})
+    with pytest.raises(InvalidInput, match=f"System role not supported.*{way_out}"):
+        template.text("a?", Marked(chat="T"))
+
+
 def test_prompts() -> None:
     tokenizer = word_tokenizer()
     plain = PromptTemplate(

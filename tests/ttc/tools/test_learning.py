@@ -229,6 +229,16 @@ KEYS_AND_VALUES = (
     + '{"key": {{ k | tojson }}, "value": {{ v | tojson }}}{% if not loop.last %}, {% endif %}'
     + "{% endfor %}]</fn>{% endfor %}"
 )
+PRINTED = (
+    EACH
+    + "<code>print({{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}"
+    + "{% if not loop.last %}, {% endif %}{% endfor %}))</code>{% endfor %}"
+)
+NAMED = (
+    EACH
+    + "<{{ f.name }}>{% for k, v in f.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}"
+    + "</{{ f.name }}>{% endfor %}"
+)
 LINES = (
     EACH
     + "@@call {{ f.name }}\n{% for k, v in f.arguments.items() %}{{ loop.index }} {{ k }}\n"
@@ -243,6 +253,8 @@ def test_a_template_that_tells_of_tools_and_shows_no_call_is_refused() -> None:
         ("", "does not show how the model calls them"),
         ("{# <|tool_calls_begin|> #}", r"its marks are <\|tool_calls_begin\|>; name the format"),
         ("{% if m.tool_calls %}{{ raise_exception('not today') }}{% endif %}", "not today"),
+        (PRINTED, r"not known: <code>print\(FUNCTION"),
+        (NAMED, r"not known: <FUNCTION><ARGUMENT1>VALUE1"),
         (KEYS_AND_VALUES, r"not known: <fn>FUNCTION \[.*; name the format"),
         (LINES + "{# <tool_call> #}", "not known: @@call FUNCTION\n1 ARGUMENT1\nVALUE1"),
     ]:

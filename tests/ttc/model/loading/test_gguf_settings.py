@@ -78,7 +78,8 @@ GEMMA3 = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
-CASES: dict[str, tuple[str, Any, dict[str, Any], dict[str, list[float]]]] = {
+Case = tuple[str, Any, dict[str, Any], dict[str, list[float]]]
+CASES: dict[str, Case] = {
     "llama3": (
         "llama",
         sized(hf.LlamaConfig, rope_parameters=LLAMA3),
@@ -194,9 +195,9 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], dict[str, list[float]]]] = {
 TOKENS = torch.randint(0, 90, (150,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def written(case: str, file: Path) -> torch.Tensor:
+def written(case: Case, file: Path) -> torch.Tensor:
     """Writes a random model, and gives its own log-probabilities after `TOKENS`."""
-    architecture, config, keys, tensors = CASES[case]
+    architecture, config, keys, tensors = case
     torch.manual_seed(0)
     plain: Any = hf.AutoModelForCausalLM.from_config(config).eval()
     for weight in plain.parameters():
@@ -214,7 +215,7 @@ def after(model: Any) -> torch.Tensor:
 @pytest.mark.few
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_is_the_model_of_its_settings(tmp_path: Path, case: str) -> None:
-    expected = written(case, tmp_path / "m.gguf")
+    expected = written(CASES[case], tmp_path / "m.gguf")
     for quantized in QUANTIZED:
         model, _ = load(tmp_path / "m.gguf", device="cpu", dtype="float32", quantized=quantized)
         assert torch.allclose(after(model), expected, atol=1e-4)
@@ -224,9 +225,19 @@ def test_a_file_is_the_model_of_its_settings(tmp_path: Path, case: str) -> None:
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs pip install xllamacpp")
 @pytest.mark.parametrize("case", CASES)
 def test_llama_cpp_computes_the_same(tmp_path: Path, case: str) -> None:
-    expected = written(case, tmp_path / "m.gguf")
+    expected = written(CASES[case], tmp_path / "m.gguf")
     theirs = llama_cpp.logprobs(llama_cpp.server(tmp_path / "m.gguf"), TOKENS, VOCAB)
     assert torch.allclose(theirs, expected, atol=5e-3)  # its GELU is a table of 16 bits
+
+
+def test_the_bounds_of_yarn_are_those_of_the_file(tmp_path: Path) -> None:
+    """llama.cpp reads them for other architectures alone."""
+    bounds = {"beta_fast": 3.0, "beta_slow": 2.0}
+    keys = YARN_KEYS | {f"rope.scaling.yarn_{name}": value for name, value in bounds.items()}
+    config = sized(hf.LlamaConfig, rope_parameters=YARN | bounds)
+    expected = written(("llama", config, keys, {}), tmp_path / "m.gguf")
+    model, _ = load(tmp_path / "m.gguf", device="cpu", dtype="float32")
+    assert torch.allclose(after(model), expected, atol=1e-4)
 
 
 def small(file: Path, keys: dict[str, Any], **more: Any) -> None:

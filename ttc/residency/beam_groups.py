@@ -149,8 +149,9 @@ class BeamGroups(Offloading):
 
     def order(self, group: int = 0) -> list[Block]:
         """What is read latest leaves first; of what is not read any more, what was used longest
-        ago. What this group reads stays: the one at work, or a later one."""
-        at_work = self.reading[group] if self.reading else ()
+        ago. What this group reads stays, the one at work or a later one, but what it has copies
+        of."""
+        at_work = self.reading[group] if self.reading and self.copies is None else ()
         return sorted(
             (block for block in super().order() if block not in at_work),
             key=lambda block: self.next_use(block, group),

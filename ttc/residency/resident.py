@@ -7,13 +7,25 @@ from dataclasses import dataclass
 
 import torch
 
-from ttc.residency.base import Residency, free_device_bytes
+from ttc.errors import OutOfMemory
+from ttc.residency.base import Paths, Residency, free_device_bytes
 
 
 @dataclass
 class Resident(Residency):
     """All KV on the device; a budget too small is refused before any work, with the least bytes
     that it takes."""
+
+    def try_step(self, paths: Paths, tokens: int) -> None:
+        """Without a budget the limit is what the machine has; beyond it branches take turns."""
+        rows, unlimited = len(paths), self.memory.device.budget_bytes is None
+        if unlimited and rows > 1 and not self.has_room(tokens * rows, rows):
+            raise OutOfMemory(
+                f"{rows} branches that write up to {tokens} tokens do not fit in the "
+                f"{self.capacity_bytes():,.0f} bytes that this machine has for KV; use fewer "
+                "branches at once, or memory=paged"
+            )
+        super().try_step(paths, tokens)
 
     def fits(self, tokens: int, states: int) -> float:
         """Where layers lie on several devices, until the first of these is full."""

@@ -11,6 +11,7 @@ from tests.helpers.placements import deeper, placed
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Split
 from ttc.residency.base import free_device_bytes
 from ttc.residency.offloading import Offloading
+from ttc.step import Step
 
 KIB = 1024
 
@@ -92,3 +93,23 @@ def test_groups_and_prompts_fit_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
     assert [b.tokens for b in branches] == [b.tokens for b in expected]
     assert engine.memory.link.to_host_bytes.total() > 0
     assert engine.memory.device.peak_bytes <= 7 * KIB + 512
+
+
+def test_without_a_budget_branches_that_the_machine_has_no_room_for_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    room = 3 * 20 * engine.memory.bytes_per_token
+    monkeypatch.setattr("ttc.residency.base.machine_bytes", lambda: room)
+    branches = engine.fork(engine.root([1, 2, 3]), 6)
+    batch = engine.running_batch()
+    batch.add(branches, Step(20), GREEDY)
+    at_once = list[int]()
+    while len(batch):
+        batch.step()
+        at_once.append(len(batch.rows))
+    assert 0 < max(at_once) < 6
+    alone = make_engine()
+    branch = alone.root([1, 2, 3])
+    alone.generate([branch], 20, sampling=GREEDY)
+    assert [b.tokens for b in branches] == [branch.tokens] * 6

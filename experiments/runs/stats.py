@@ -9,6 +9,7 @@ share a source, as a passage, are a cluster, and the error is that of the cluste
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -274,17 +275,17 @@ def maj_at_k(votes: Sequence[tuple[int, bool]], invalid: int, k: int) -> float:
     weights = {count: _binomial(count, k / n) for count, _ in votes}
     total = _binomial(n, k / n)[k]
     share = 0.0
-    for place, (count, right) in enumerate(votes):
-        if not right:
-            continue
-        others = [other for i, (other, _) in enumerate(votes) if i != place]
+    for count, alike in Counter(count for count, right in votes if right).items():
+        others = [other for other, _ in votes]
+        others.remove(count)
         own = weights[count][: k + 1] / total
         for ahead in np.flatnonzero(own > NEGLIGIBLE).tolist():
             if ahead:
                 rivals = [weights[other] for other in others if other >= ahead]
                 free = n - count - sum(other for other in others if other >= ahead)
                 ways = _subsets(rivals, _binomial(free, k / n), ahead, k - ahead)
-                share += float(own[ahead] * (ways / np.arange(1, len(ways) + 1)).sum())
+                right_share = (ways / np.arange(1, len(ways) + 1)).sum()
+                share += float(alike * own[ahead] * right_share)
     return round(share, 10)  # the chances are as exact as that
 
 

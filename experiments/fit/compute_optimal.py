@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from experiments.cli.command import perform
 from experiments.cli.output import show
 from experiments.runs.bootstrap import difference
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.stats import wilson
 from experiments.runs.summary import is_right
 from search.budget import LIMITS
@@ -62,7 +62,7 @@ class BinChoice:
         return np.array(self.strategies)[np.searchsorted(self.edges, ease, side="right")]
 
 
-def measured(runs: Sequence[Run], samples: int) -> tuple[Measurements, Run, int]:
+def measured(runs: Sequence[FinishedRun], samples: int) -> tuple[Measurements, FinishedRun, int]:
     """The table, the run that the first samples are from, and how many problems all runs have.
 
     Those without so many scored samples are not in the table.
@@ -95,7 +95,7 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Measurements, Run, int]
     return table, source, len(common)
 
 
-def _check_runs(runs: Sequence[Run]) -> None:
+def _check_runs(runs: Sequence[FinishedRun]) -> None:
     """Raise InvalidInput for runs of different problems or models, and for one with a limit."""
     for run in runs[1:]:
         for part in ("model", "dataset"):
@@ -119,7 +119,7 @@ def _spent(record: dict[str, Any]) -> int:
     return int(usage["generated_tokens"] + usage["verifier_tokens"])
 
 
-def scored_samples(run: Run, problem: str, count: int) -> list[dict[str, Any]]:
+def scored_samples(run: FinishedRun, problem: str, count: int) -> list[dict[str, Any]]:
     """The first scored samples of a problem by index, [] where there are too few."""
     branches = sorted(run.records[problem]["branches"], key=lambda branch: branch["path"])[:count]
     if len(branches) < count or any(branch["score"] is None for branch in branches):
@@ -190,7 +190,7 @@ def report(arguments: argparse.Namespace) -> str:
     for name, least in (("samples", 1), ("bins", 2)):
         if (value := getattr(arguments, name)) < least:
             raise InvalidInput(f"--{name}={value} must be at least {least}")
-    runs = [Run.load(folder) for folder in arguments.folders]
+    runs = [FinishedRun.load(folder) for folder in arguments.folders]
     if len(runs) < 2:
         raise InvalidInput(
             "one run is one strategy, and there is nothing to choose; give two or more folders"

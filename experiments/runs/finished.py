@@ -15,7 +15,7 @@ from ttc.results import Problem
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """settings: its configuration. made_from: its fingerprint.json, {} in old runs."""
 
     folder: Path
@@ -25,7 +25,7 @@ class Run:
     made_from: dict[str, dict[str, str]] = field(repr=False)
 
     @classmethod
-    def load(cls, folder: Path) -> Run:
+    def load(cls, folder: Path) -> FinishedRun:
         """Raises InvalidInput for a folder that is not that of a run, and for records of another
         kind."""
         for name in ("config.yaml", "records.jsonl"):

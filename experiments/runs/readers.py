@@ -16,17 +16,17 @@ from ttc.parts import handled, handler, missing_for
 from ttc.results import Problem
 from ttc.text.numbers import as_number
 
-Reader = Callable[[Row, str, DatasetConfig], Problem]
+RowReader = Callable[[Row, str, DatasetConfig], Problem]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def find_reader(name: str) -> Reader:
+def find_reader(name: str) -> RowReader:
     """The reader of that name, or the function at a dotted path, which may lie in the folder of the
     command."""
     if name in READERS:
         return READERS[name]
     if name in of_parts():
-        of_a_part: Reader = handler("reader", name)
+        of_a_part: RowReader = handler("reader", name)
         return of_a_part
     if gone := missing_for(f"reader={name}"):
         raise MissingPart(gone)
@@ -36,7 +36,7 @@ def find_reader(name: str) -> Reader:
             f"dataset.reader={name} is unknown; {known}, or the dotted path of your own function "
             "(row, id, dataset) -> Problem"
         )
-    reader: Reader = find(name, "dataset.reader")
+    reader: RowReader = find(name, "dataset.reader")
     if not callable(reader):
         raise InvalidInput(
             f"dataset.reader={name} is a {type(reader).__name__}, not a function (row, id, dataset)"
@@ -197,7 +197,7 @@ def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
     )
 
 
-READERS: dict[str, Reader] = {
+READERS: dict[str, RowReader] = {
     "plain": _plain,
     "gsm8k": _gsm8k,
     "math500": _math500,

@@ -81,13 +81,15 @@ class FairDriver(Driver):
     origins: dict[int, Origin] = field(default_factory=dict)
     unseated: list[Unseated] = field(default_factory=list)
     max_rows: int | None = None
-    pace: Pace | None = None
+    pace: PassPace | None = None
     long_passes: int = 0
     decoded: bool = False
     oldest: bool = False
 
     @classmethod
-    def of(cls, engine: Backend, concurrency: int | None, pace: Pace | None = None) -> FairDriver:
+    def of(
+        cls, engine: Backend, concurrency: int | None, pace: PassPace | None = None
+    ) -> FairDriver:
         """concurrency: the most problems under way, None for as many as there is room for."""
         if not engine.joins:
             return cls(engine, ProblemAdmission.of(engine, concurrency), contained=True)
@@ -267,7 +269,7 @@ class FairDriver(Driver):
 
 
 @dataclass
-class Pace:
+class PassPace:
     """How many rows a pass over a prompt has, so that it takes about `PASS_S` on whatever
     machine."""
 
@@ -278,7 +280,7 @@ class Pace:
         self.rows = min(self.most, 4 * LEAST_ROWS)
 
     @classmethod
-    def of(cls, backend: Backend) -> Pace | None:
+    def of(cls, backend: Backend) -> PassPace | None:
         """For an engine of this process; another server has its own."""
         return cls(backend) if isinstance(backend, Engine) else None
 

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 from experiments.server.access import log
-from experiments.server.fair_driver import FairDriver, Pace
+from experiments.server.fair_driver import FairDriver, PassPace
 from experiments.server.refusal import Refusal
 from search.config import SearchConfig
 from ttc.backend import Backend
@@ -123,7 +123,7 @@ class Service:
         self.engine = engine
         self.max_problems = max_problems
         self.concurrency = concurrency
-        self.pace = Pace.of(engine)
+        self.pace = PassPace.of(engine)
         self.driver = self._new_driver()
         self.tickets: dict[int, Ticket] = {}
         self.suspects: dict[Ticket, FairDriver] = {}

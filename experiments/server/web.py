@@ -82,7 +82,7 @@ def server(
     return WebServer(settings, api, patience.shutdown_s)
 
 
-class Writing(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """Closes a connection whose client does not read what it is sent within `write_s` seconds."""
 
     write_s: float
@@ -118,7 +118,7 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
     refusal += b"Content-Type: application/json\r\n"
     refusal += b"Content-Length: %d\r\n\r\n" % len(data.body) + bytes(data.body)
 
-    class Patient(Writing):
+    class Patient(TimedProtocol):
         late: asyncio.TimerHandle | None = None
         write_s = patience.write_s
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ttc.attention.kernels import Layer
 from ttc.attention.pieces import Piece
 from ttc.attention.plan import Plan, Run
-from ttc.attention.reader import Reader, Reads, Unit
+from ttc.attention.reader import Fetch, Reader, Reads
 from ttc.memory.kv import Codec, LayerKV, LayerShape
 from ttc.memory.manager import Memory
 from ttc.memory.storage import Places, Storage
@@ -30,7 +30,7 @@ class GivenUnits:
     """A policy that reads what it is told."""
 
     memory: Memory
-    units: Sequence[Unit] = ()
+    units: Sequence[Fetch] = ()
 
     def stream(self, reads: Reads) -> Reader | None:
         return Reader(self.memory, self.units, reads) if self.units else None
@@ -135,7 +135,7 @@ class ExtendCase:
     ):
         torch.manual_seed(0)
         self.memory = Memory([shape], dtype, device)
-        self.units: Sequence[Unit] = ()
+        self.units: Sequence[Fetch] = ()
         self.ends = [sum(counts[:i]) for i in range(len(counts) + 1)]
         self.pieces: list[Piece] = []
         self.paths: list[list[tuple[Tensor, ...]]] = [[] for _ in counts]

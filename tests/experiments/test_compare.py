@@ -21,7 +21,7 @@ from experiments.eval.compare.figures import frontier
 from experiments.eval.compare.rows import load_rows, run_folders, short_place
 from experiments.eval.compare.show import compared as of_a_sweep
 from experiments.eval.compare.show import tables
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.stats import mcnemar, tango, wilson
 from experiments.runs.sweep import note_job, row_labels
 from ttc import InvalidInput
@@ -578,7 +578,7 @@ def test_a_damaged_file_is_named_in_a_line(tmp_path: Path, file: str, text: str)
     with pytest.raises(
         InvalidInput, match=rf"^{re.escape(str(folder / file))}\b.*damaged"
     ) as error:
-        Run.load(folder)
+        FinishedRun.load(folder)
     assert "\n" not in str(error.value)
 
 

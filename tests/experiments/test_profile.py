@@ -15,7 +15,7 @@ import experiments.fit.profile
 import ttc.calibration.measure_device as measuring
 from experiments.fit.profile import report
 from experiments.runs.provenance import machine
-from ttc.calibration.measure_device import AttentionSpeed, Memory
+from ttc.calibration.measure_device import AttentionSpeed, MemoryRates
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
 from ttc.errors import InvalidInput
@@ -42,7 +42,7 @@ def made_up(
     where: object,
     dtype: object,
     runner: str,
-    memory: Memory,
+    memory: MemoryRates,
     attention: AttentionSpeed,
     pack: bool = True,
 ) -> DeviceProfile:
@@ -61,7 +61,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A file with made-up figures, which the command has written."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(measuring, "profile_memory", lambda where: Memory(40e9, 2**25, 150e9))
+    monkeypatch.setattr(measuring, "profile_memory", lambda where: MemoryRates(40e9, 2**25, 150e9))
     monkeypatch.setattr(
         measuring, "profile_attention", lambda where, dtype: AttentionSpeed({1: 20e9}, {}, 0.0)
     )

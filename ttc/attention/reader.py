@@ -12,10 +12,9 @@ from torch import Tensor
 from ttc.attention.kernels import Layer
 from ttc.attention.pieces import Piece
 from ttc.memory.kv import LayerKV, LayerShape
-from ttc.memory.link import Transfer
+from ttc.memory.link import Copies, Transfer
 from ttc.memory.manager import Memory
 
-Copies = list[tuple[Tensor, Tensor]]
 Staged = dict[int, LayerKV]
 """Keys and values of pieces, by their numbers."""
 
@@ -37,7 +36,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Unit:
+class Fetch:
     """What is fetched together: some KV heads of a layer, of some pieces by their numbers.
 
     view: what these heads see of the pieces, None for all.
@@ -86,7 +85,7 @@ class Reader:
     """
 
     memory: Memory
-    units: Sequence[Unit]
+    units: Sequence[Fetch]
     reads: Reads
     prefetch: bool = True
     keep: bool = False
@@ -109,14 +108,14 @@ class Reader:
         self.layer: int | None = None  # what is read now
 
     @staticmethod
-    def elements(memory: Memory, unit: Unit, reads: Reads) -> int:
+    def elements(memory: Memory, unit: Fetch, reads: Reads) -> int:
         """The numbers that a unit holds."""
         shape = memory.shapes[unit.layer]
         tokens = sum(reads.pieces[number].length for number in unit.pieces)
         heads = range(shape.kv_heads)[unit.heads]
         return tokens * len(heads) * (shape.key_dim + shape.value_dim)
 
-    def read(self, layer: int) -> Iterator[tuple[Unit, Staged]]:
+    def read(self, layer: int) -> Iterator[tuple[Fetch, Staged]]:
         """The units of a layer, one after the other, each with what was read of it."""
         self.layer = layer
         if self.kept is not None:
@@ -139,7 +138,7 @@ class Reader:
 
     # ---------------------------------------------------------------- turn by turn
 
-    def _current(self) -> tuple[Unit, int]:
+    def _current(self) -> tuple[Fetch, int]:
         if self.started < self.turn:
             self._begin(self.turn)
         self.begin_ahead()
@@ -163,24 +162,24 @@ class Reader:
             slot = turn % len(self.buffers)
             self.transfers[slot] = self.fetch(self.units[number], slot)
 
-    def fetch(self, unit: Unit, slot: int) -> Transfer | None:
+    def fetch(self, unit: Fetch, slot: int) -> Transfer | None:
         """Begin to bring a unit into a buffer."""
         copies, self.staged[slot] = self.stage(unit, unit.pieces, self.buffers[slot])
         return self.memory.link.fetch(
             copies, "kept" if self.keep else "stream", self.written(unit), self.later(unit)
         )
 
-    def serve(self, unit: Unit, slot: int) -> Staged:
+    def serve(self, unit: Fetch, slot: int) -> Staged:
         return self.staged[slot]
 
     def done(self) -> None:
         """A unit was attended."""
 
-    def stage(self, unit: Unit, chosen: Sequence[int], buffer: Tensor) -> tuple[Copies, Staged]:
+    def stage(self, unit: Fetch, chosen: Sequence[int], buffer: Tensor) -> tuple[Copies, Staged]:
         """The copies that bring pieces of a unit into a buffer, and where they will be."""
         shape = self.memory.shapes[unit.layer]
         heads = len(range(shape.kv_heads)[unit.heads])
-        copies: Copies = []
+        copies: list[tuple[Tensor, Tensor]] = []
         staged: Staged = {}
         offset = 0
         for number in chosen:
@@ -194,10 +193,10 @@ class Reader:
             staged[number] = place
         return copies, staged
 
-    def written(self, unit: Unit) -> list[Transfer]:
+    def written(self, unit: Fetch) -> list[Transfer]:
         storages = (self.reads.pieces[number].kv for number in unit.pieces)
         return [storage.written for storage in storages if storage.written is not None]
 
-    def later(self, unit: Unit) -> bool:
+    def later(self, unit: Fetch) -> bool:
         """Whether a unit gives way to what the layer at work waits for."""
         return unit.layer != self.layer

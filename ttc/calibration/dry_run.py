@@ -30,13 +30,13 @@ CERTAIN = 1e4
 
 
 @dataclass
-class Recorder:
+class BranchRecorder:
     """Notes what the branches of an engine draw, while it is in use."""
 
     engine: Engine
     seen: dict[int, Branch] = field(init=False, default_factory=dict)
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> BranchRecorder:
         self.forward = self.engine.runner.forward
         self.engine.runner.forward = self._note  # type: ignore[method-assign]
         return self
@@ -116,7 +116,7 @@ class DryRunner:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class Moved:
     """What a run moves and takes. to_device, to_host: bytes over the link by cause. device_bytes,
     host_bytes: of KV in each tier at its peak. decoding_s: what its decoding takes, 0 where nobody
     said how fast the machine is."""
@@ -128,7 +128,7 @@ class Crossing:
     decoding_s: float = field(default=0.0, compare=False)
 
     @classmethod
-    def of(cls, engine: Engine, decoding_s: float = 0.0) -> Crossing:
+    def of(cls, engine: Engine, decoding_s: float = 0.0) -> Moved:
         link = engine.memory.link
         peaks = engine.memory.device.peak_bytes, engine.memory.host.peak_bytes
         moved = Counter(link.to_device_bytes), Counter(link.to_host_bytes)
@@ -141,9 +141,10 @@ def dry_run(
     like: Engine,
     script: Script | None = None,
     pace: Pace | None = None,
-) -> Crossing:
+) -> Moved:
     """What a search moves under a policy. like: an engine of the same model, which is not run.
-    script: see above; `Recorder` makes one. None: what is drawn is left to chance, as before a run.
+    script: see above; `BranchRecorder` makes one. None: what is drawn is left to chance, as before a
+    run.
     pace: how fast the machine is.
     """
     shapes = like.residency.memory.shapes
@@ -166,4 +167,4 @@ def dry_run(
     runner.engine = engine
     search(engine)
     seconds = 0.0 if pace is None else runner.decoding_s + pace.steps_s(engine, runner.decoding_s)
-    return Crossing.of(engine, seconds)
+    return Moved.of(engine, seconds)

@@ -77,7 +77,7 @@ NARROW = WIDE | {
 """Blocks that cost little but their overhead."""
 
 
-class Memory(NamedTuple):
+class MemoryRates(NamedTuple):
     """How fast a device reads, whatever the numbers are: see `DeviceProfile`."""
 
     bandwidth: float
@@ -85,10 +85,12 @@ class Memory(NamedTuple):
     l3_bandwidth: float
 
 
-def profile_memory(device: torch.device) -> Memory:
+def profile_memory(device: torch.device) -> MemoryRates:
     """Measure how fast a device's memory and its last cache are read. Half a GiB of it is
     needed."""
-    return Memory(read_bandwidth(device), *(measure_cache() if device.type == "cpu" else (0, 0.0)))
+    return MemoryRates(
+        read_bandwidth(device), *(measure_cache() if device.type == "cpu" else (0, 0.0))
+    )
 
 
 class AttentionSpeed(NamedTuple):
@@ -158,7 +160,7 @@ def profile_device(
     device: torch.device,
     dtype: torch.dtype,
     runner: RunnerChoice = "auto",
-    memory: Memory | None = None,
+    memory: MemoryRates | None = None,
     attention: AttentionSpeed | None = None,
     pack: bool = True,
 ) -> DeviceProfile:
@@ -167,7 +169,7 @@ def profile_device(
     runner: what runs the models' layers; placed models run by their own "modules". pack: whether
     the modules' weights are packed where that is of use; those of layers that stream are not.
     memory, attention: what was measured already, as one is the same for all dtypes and the other
-    for all runners; None to measure it. Memory's bandwidth is read again around the layers, since a
+    for all runners; None to measure it. Its bandwidth is read again around the layers, since a
     stored profile is scaled by it (`read_now`), and it drifts. Raises TTCError when the machine was
     too busy for times to make sense.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ttc.attention.plan import Plan
-from ttc.attention.reader import Unit as ReadUnit
+from ttc.attention.reader import Fetch
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.options import crossing_s, pipelined
 from ttc.cost_model.policies import StreamedRead
@@ -65,7 +65,7 @@ class Pace:
         return sum(moved[cause] for cause in AT_ONCE) / bandwidth + max(0.0, ahead_s - decoding_s)
 
     @staticmethod
-    def _read(plan: Plan, units: Sequence[ReadUnit]) -> StreamedRead:
+    def _read(plan: Plan, units: Sequence[Fetch]) -> StreamedRead:
         """What a layer reads through buffers, as the cost model says it."""
         rows = len(plan.positions)
         pieces = [plan.pieces[number] for unit in units for number in unit.pieces]

@@ -20,7 +20,7 @@ from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.split_search import Generation
 from ttc.cost_model.transfer import Workload, layers_in_device
 from ttc.cost_model.unit import Pass, Unit
-from ttc.tree.room import room_for
+from ttc.memory.storage import room_for
 
 PIECE_TOKENS = 512
 """The most tokens of a segment under the policies that read KV through buffers, as by default."""

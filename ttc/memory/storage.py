@@ -12,6 +12,15 @@ from torch import Tensor
 from ttc.memory.kv import PLACE_BYTES, Codec, LayerKV, LayerShape
 from ttc.memory.tiers import BlockOf
 
+SHORT_STEP_TOKENS = 64
+"""A step of at most so many tokens gets all of its room at once."""
+
+LEAST_TOKENS = 32
+"""In longer steps a storage has room for at least so many."""
+
+WRITTEN_PER_ROOM = 4
+"""And for one more for each so many that its branch has written."""
+
 
 class Storage(BlockOf[LayerKV]):
     """Room for `room` tokens at positions from `start` on, of which the first `filled` are written.
@@ -130,3 +139,11 @@ class Places(NamedTuple):
     storage: Storage
     first: int
     length: int
+
+
+def room_for(left: int, written: int) -> int:
+    """The room of a new storage for a branch that may write `left` more tokens in its step, and has
+    written so many. So at most 1.12 of what is written is kept (best of 16, beam search)."""
+    if left <= SHORT_STEP_TOKENS:
+        return left
+    return min(left, max(LEAST_TOKENS, written // WRITTEN_PER_ROOM))

@@ -15,7 +15,7 @@ import torch
 
 from ttc.attention.act_inputs import Regenerate
 from ttc.attention.pieces import Piece, pieces
-from ttc.attention.reader import Reader, Reads, Unit
+from ttc.attention.reader import Fetch, Reader, Reads
 from ttc.checks import Options, PositiveFloat
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
@@ -136,7 +136,7 @@ class Residency(Options):
         are."""
         return self.memory.device.free_bytes >= nbytes
 
-    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Fetch]:
         """In which units are those pieces of a layer read that rows see and the device lacks?"""
         return []
 

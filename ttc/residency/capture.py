@@ -13,7 +13,7 @@ from typing import Self
 import torch
 
 from ttc.attention.act_inputs import Regenerate
-from ttc.attention.reader import Reader, Reads, Unit
+from ttc.attention.reader import Fetch, Reader, Reads
 from ttc.checks import PositiveInt, Probability
 from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, mini_batches, next_is_act
 from ttc.cost_model.capture import allocation as allocation_by
@@ -302,9 +302,9 @@ class Capture(Offloading):
                 self.make_room(buffer_bytes + generated)
             return CaptureReader(memory, units, reads, prefetch, regenerate=self.regenerate)
 
-    def mini_batch_units(self, reads: Reads, most: int) -> list[Unit]:
+    def mini_batch_units(self, reads: Reads, most: int) -> list[Fetch]:
         known: dict[tuple[bool, tuple[int, ...]], list[list[int]]] = {}
-        units: list[Unit] = []
+        units: list[Fetch] = []
         for layer, shape in enumerate(self.memory.shapes):
             absent = tuple(
                 number
@@ -314,7 +314,7 @@ class Capture(Offloading):
             key = layer in self.acts, absent
             if key not in known:
                 known[key] = self.mini_batches(reads, layer, absent, most)
-            units += [Unit(layer, slice(None), tuple(batch)) for batch in known[key]]
+            units += [Fetch(layer, slice(None), tuple(batch)) for batch in known[key]]
         return units
 
     def mini_batches(

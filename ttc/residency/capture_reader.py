@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ttc.attention.act_inputs import Regenerate
-from ttc.attention.reader import Copies, Reader, Reads, Staged, Unit
+from ttc.attention.reader import Fetch, Reader, Reads, Staged
 from ttc.memory.kv import LayerKV, LayerShape
-from ttc.memory.link import Transfer
+from ttc.memory.link import Copies, Transfer
 from ttc.memory.manager import Memory
 
 
@@ -37,7 +37,7 @@ class CaptureReader(Reader):
             raise
 
     @staticmethod
-    def elements(memory: Memory, unit: Unit, reads: Reads) -> int:
+    def elements(memory: Memory, unit: Fetch, reads: Reads) -> int:
         shape = memory.shapes[unit.layer]
         pieces = (reads.pieces[number] for number in unit.pieces)
         return sum(
@@ -51,7 +51,7 @@ class CaptureReader(Reader):
         self.room = self.room[:0]
         self.inputs = []
 
-    def fetch(self, unit: Unit, slot: int) -> Transfer | None:
+    def fetch(self, unit: Fetch, slot: int) -> Transfer | None:
         acts = act_pieces(unit, self.reads)
         others = [number for number in unit.pieces if number not in acts]
         width = self.memory.shapes[unit.layer].input_dim or 0
@@ -65,8 +65,8 @@ class CaptureReader(Reader):
             after = [link.fetch(act_copies, "act", after, later)]
         return link.fetch(kv_copies, "kv", after, later) if act_copies or kv_copies else None
 
-    def _stage_inputs(self, unit: Unit, acts: Sequence[int], slot: int) -> Copies:
-        copies: Copies = []
+    def _stage_inputs(self, unit: Fetch, acts: Sequence[int], slot: int) -> Copies:
+        copies: list[tuple[Tensor, Tensor]] = []
         first = 0
         for number in acts:
             piece = self.reads.pieces[number]
@@ -78,7 +78,7 @@ class CaptureReader(Reader):
             first += piece.length
         return copies
 
-    def serve(self, unit: Unit, slot: int) -> Staged:
+    def serve(self, unit: Fetch, slot: int) -> Staged:
         inputs, acts = self.inputs[slot], act_pieces(unit, self.reads)
         if inputs is None:
             return self.staged[slot]
@@ -121,10 +121,10 @@ def stored(shape: LayerShape, room: Tensor, new: tuple[Tensor, Tensor]) -> Layer
     return places
 
 
-def act_pieces(unit: Unit, reads: Reads) -> list[int]:
+def act_pieces(unit: Fetch, reads: Reads) -> list[int]:
     return [number for number in unit.pieces if unit.layer in reads.pieces[number].kv.acts]
 
 
-def generated_bytes(memory: Memory, unit: Unit, reads: Reads) -> int:
+def generated_bytes(memory: Memory, unit: Fetch, reads: Reads) -> int:
     tokens = sum(reads.pieces[number].length for number in act_pieces(unit, reads))
     return tokens * memory.layer_bytes[unit.layer]

@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from ttc.attention.reader import Reader, Reads, Unit, View
+from ttc.attention.reader import Fetch, Reader, Reads, View
 from ttc.checks import PositiveInt
 from ttc.memory.kv import LayerShape
 from ttc.memory.storage import Storage
@@ -73,7 +73,7 @@ class Headwise(Offloading):
 
     # ---------------------------------------------------------------- what is read
 
-    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Fetch]:
         size = self.group_size(layer, sum(reads.pieces[number].length for number in absent))
         near = tuple(number for number in absent if self._reaches(reads, number))
         units = []
@@ -81,9 +81,9 @@ class Headwise(Offloading):
             for first in range(heads.start, heads.stop, size):
                 group = slice(first, min(first + size, heads.stop))
                 if not streams:
-                    units.append(Unit(layer, group, tuple(absent)))
+                    units.append(Fetch(layer, group, tuple(absent)))
                 elif near:
-                    units.append(Unit(layer, group, near, self.view))
+                    units.append(Fetch(layer, group, near, self.view))
         return units
 
     def group_size(self, layer: int, tokens: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ttc.attention.pieces import Piece, private_pieces
-from ttc.attention.reader import Reads, Unit
+from ttc.attention.reader import Fetch, Reads
 from ttc.memory.storage import Storage
 from ttc.memory.tiers import Block
 from ttc.residency.base import Paths
@@ -115,5 +115,5 @@ class Layerwise(Offloading):
             return super().pieces(paths, counts, ends)
         return private_pieces(paths, counts, ends)
 
-    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
-        return [Unit(layer, slice(None), tuple(absent))]
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Fetch]:
+        return [Fetch(layer, slice(None), tuple(absent))]

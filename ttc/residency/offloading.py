@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from ttc.attention.reader import Reader, Reads, Unit, View
+from ttc.attention.reader import Fetch, Reader, Reads, View
 from ttc.checks import PositiveFloat, PositiveInt
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
@@ -213,7 +213,7 @@ class Offloading(Residency):
                 kept.close()
             raise
 
-    def units(self, reads: Reads, with_views: bool = True) -> list[Unit]:
+    def units(self, reads: Reads, with_views: bool = True) -> list[Fetch]:
         """Of all layers. with_views: also those of heads that do not see everything."""
         units = []
         for layer, shape in enumerate(self.memory.shapes):
@@ -226,13 +226,13 @@ class Offloading(Residency):
                 units += self.read(layer, reads, absent)
         return [unit for unit in units if with_views or unit.view is None]
 
-    def largest(self, units: Sequence[Unit], reads: Reads) -> int:
+    def largest(self, units: Sequence[Fetch], reads: Reads) -> int:
         elements = (Reader.elements(self.memory, unit, reads) for unit in units)
         return max(elements, default=0) * self.memory.dtype.itemsize
 
-    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Fetch]:
         """A page at a time."""
-        return [Unit(layer, slice(None), (number,)) for number in absent]
+        return [Fetch(layer, slice(None), (number,)) for number in absent]
 
     @property
     def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:

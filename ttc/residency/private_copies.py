@@ -11,7 +11,7 @@ from ttc.memory.storage import Storage
 if TYPE_CHECKING:
     from ttc.residency.base import Paths, Residency
 
-Part = tuple[Storage, int, int]
+Stretch = tuple[Storage, int, int]
 """A storage, and from which of its tokens to which."""
 
 
@@ -28,8 +28,8 @@ class PrivateCopies:
         self.policy = policy
         self.prefetch = prefetch
         self.layers_seen = layers_seen
-        self.here: dict[Part, list[Storage]] = {}
-        self.ahead: dict[Part, list[Storage]] = {}
+        self.here: dict[Stretch, list[Storage]] = {}
+        self.ahead: dict[Stretch, list[Storage]] = {}
 
     def enter(self, coming: Sequence[Paths], own_bytes: int) -> None:
         """The first group begins; the next one's copies come as far as there is room."""
@@ -71,21 +71,21 @@ class PrivateCopies:
         self._drop(self.here)
         self._drop(self.ahead)
 
-    def _parts(self, paths: Paths) -> Iterator[tuple[Part, int]]:
+    def _parts(self, paths: Paths) -> Iterator[tuple[Stretch, int]]:
         """What each path needs a copy of, and the position from which it is read."""
         for path in paths:
             position = path[-1].end if path else 0
             for piece in private_pieces([path], [1], [position]):
                 yield (piece.kv, piece.first, piece.first + piece.length), position
 
-    def _bytes(self, part: Part, position: int) -> int:
+    def _bytes(self, part: Stretch, position: int) -> int:
         storage, first, end = part
         sizes = self.policy.memory.layer_bytes
         layers = self.layers_seen(storage.start + end, position)
         return (end - first) * sum(sizes[layer] for layer in layers)
 
     def _add(
-        self, copies: dict[Part, list[Storage]], part: Part, position: int, cause: str
+        self, copies: dict[Stretch, list[Storage]], part: Stretch, position: int, cause: str
     ) -> None:
         storage, first, end = part
         layers = self.layers_seen(storage.start + end, position)
@@ -93,7 +93,7 @@ class PrivateCopies:
         self.policy.writing[copy] = None  # it stays
         copies.setdefault(part, []).append(copy)
 
-    def _drop(self, copies: dict[Part, list[Storage]]) -> None:
+    def _drop(self, copies: dict[Stretch, list[Storage]]) -> None:
         for copy in [copy for twins in copies.values() for copy in twins]:
             self.policy.free(copy)
         copies.clear()

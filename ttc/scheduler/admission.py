@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from math import inf
@@ -10,12 +11,13 @@ from math import inf
 from ttc.attention.pieces import depth_first
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.passes.runtime import Runtime
-from ttc.scheduler.lengths import Lengths
 from ttc.scheduler.rows import Request, Row, paths
 from ttc.scheduler.stops import Gate, check_gate
 from ttc.scheduler.writing import Writing, room_of
 from ttc.tree.branch import Branch
-from ttc.tree.room import TOGETHER_TOKENS
+
+TOGETHER_TOKENS = 256
+"""Groups that take turns on the device each decode at most so many tokens at a time."""
 
 
 class Admission:
@@ -208,3 +210,24 @@ class Admission:
 def _without(parts: Sequence[Sequence[Row]], branches: set[Branch]) -> list[list[Row]]:
     left = [[row for row in rows if row.branch not in branches] for rows in parts]
     return [rows for rows in left if rows]
+
+
+class Lengths:
+    """How long steps are: what those that have ended came to, by the strings that end them."""
+
+    def __init__(self) -> None:
+        self.tokens = Counter[tuple[str, ...]]()
+        self.steps = Counter[tuple[str, ...]]()
+
+    def note(self, row: Row) -> None:
+        """The step of a row has ended."""
+        self.tokens[row.request.stops.stop] += row.written
+        self.steps[row.request.stops.stop] += 1
+
+    def left(self, row: Row) -> int:
+        """How many more tokens a row is likely to write: what steps like this one have come to on
+        average, less what it has; but as many again as it has written, as who has written much
+        goes on for long."""
+        kind = row.request.stops.stop
+        mean = self.tokens[kind] // self.steps[kind] if self.steps[kind] else 0
+        return min(row.limit - row.start - row.written, max(mean - row.written, row.written))

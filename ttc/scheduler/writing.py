@@ -7,12 +7,11 @@ from contextlib import suppress
 
 from ttc.attention.plan import Plan, Run
 from ttc.errors import OutOfMemory
-from ttc.memory.storage import Places, Storage
+from ttc.memory.storage import Places, Storage, room_for
 from ttc.model.recurrent_layers import RunningStates
 from ttc.passes.runtime import Runtime
 from ttc.scheduler.rows import Row, paths
 from ttc.tree.branch import Branch
-from ttc.tree.room import room_for
 
 
 def room_of(row: Row) -> int:
@@ -102,7 +101,7 @@ class Writing:
         tree = self.runtime.tree
         if branch.leaf.state is None:
             with suppress(OutOfMemory, RuntimeError):
-                tree.keep_state(branch.leaf, states.leave(branch))
+                tree.keep_state(branch.leaf, states.leave(branch), branch.prompt_length)
         tree.move(branch, tree.last_state(branch.leaf))
 
     def check(self, rows: Sequence[Row]) -> None:

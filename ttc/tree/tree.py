@@ -137,12 +137,13 @@ class Tree:
         if before is not None and self.states is not None:
             self.states.free(before)
 
-    def keep_state(self, segment: Segment, state: State) -> None:
-        """Keep the state at a segment's end, and above it none that nobody else goes on from."""
+    def keep_state(self, segment: Segment, state: State, prompt: int) -> None:
+        """Keep the state at a segment's end, and above it none that nobody else goes on from, but
+        in the first `prompt` tokens: other prompts may begin with them."""
         self.set_state(segment, state)
         above = segment.parent
         while above is not None and above.refs == 1:
-            if above.end % SNAPSHOT_TOKENS:
+            if above.end % SNAPSHOT_TOKENS and above.end > prompt:
                 self.set_state(above, None)
             above = above.parent
 

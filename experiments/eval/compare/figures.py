@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from experiments.eval.compare.rows import ComparedRow
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.parameters import flops, run_parameters
 from experiments.runs.stats import accuracy, holm, paired, unpaired
 from experiments.runs.summary import (
@@ -153,7 +153,7 @@ def _same(a: str | None, b: str | None) -> bool:
     return a is None or b is None or a == b
 
 
-def _flops(runs: Sequence[Run]) -> float | None:
+def _flops(runs: Sequence[FinishedRun]) -> float | None:
     """Per problem; None where a model's parameters are not known."""
     costs: list[float] = []
     for run in runs:
@@ -167,7 +167,7 @@ def _flops(runs: Sequence[Run]) -> float | None:
     return mean(costs)
 
 
-def _seconds(runs: Sequence[Run]) -> float | None:
+def _seconds(runs: Sequence[FinishedRun]) -> float | None:
     """Per problem; None where a run has no summary yet."""
     spent = [run.summary["seconds"] / len(run.records) for run in runs if "seconds" in run.summary]
     return mean(spent) if len(spent) == len(runs) else None

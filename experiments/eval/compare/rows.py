@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.cli.labels import given_labels, labels
 from experiments.runs.config_values import changed_values, listed
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.records import MAY_CHANGE
 from experiments.runs.run_name import data_label
 from experiments.runs.summary import is_right
@@ -49,7 +49,7 @@ class ComparedRow:
     """A configuration with its runs, which differ in the seed alone."""
 
     name: str
-    runs: list[Run]
+    runs: list[FinishedRun]
 
     @property
     def configuration(self) -> str:
@@ -122,12 +122,12 @@ def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> lis
     Runs that are alike in the seed, too, are rows of their own. Raises InvalidInput for a folder
     that is given twice, and for labels that do not fit the rows.
     """
-    runs: list[Run] = []
+    runs: list[FinishedRun] = []
     for folder in run_folders(places):
         if any(folder.resolve() == run.folder.resolve() for run in runs):
             raise InvalidInput(f"{folder} is given twice; name each folder once")
-        runs.append(Run.load(folder))
-    groups: dict[tuple[str, int], list[Run]] = {}
+        runs.append(FinishedRun.load(folder))
+    groups: dict[tuple[str, int], list[FinishedRun]] = {}
     times = Counter[tuple[str, Any]]()
     for run in runs:
         configuration = _configuration(run)
@@ -185,7 +185,7 @@ def differing_settings(rows: Sequence[ComparedRow]) -> dict[str, dict[str, Any]]
     }
 
 
-def prompt_settings(run: Run) -> dict[str, Any]:
+def prompt_settings(run: FinishedRun) -> dict[str, Any]:
     return {
         key: value
         for key, value in run.config.items()
@@ -193,13 +193,13 @@ def prompt_settings(run: Run) -> dict[str, Any]:
     }
 
 
-def _configuration(run: Run) -> str:
+def _configuration(run: FinishedRun) -> str:
     kept = _settings(run)
     parts = [run.made_from.get(part) for part in ("model", "verifier", "code")]
     return json.dumps([kept, *parts], sort_keys=True, default=str)
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: FinishedRun) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key not in OF_A_SEED}
 
 
@@ -215,7 +215,7 @@ def _runs_among(folders: Iterable[Path]) -> list[Path]:
     return sorted(filter(_is_run, folders), key=key)
 
 
-def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+def _names(groups: Sequence[Sequence[FinishedRun]]) -> list[str]:
     """The names that were given to the runs where they are short, without the seed where a row has
     several. Else what tells the rows apart. With their paths where names repeat."""
     folders = [group[0].folder for group in groups]
@@ -236,7 +236,7 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
     ]
 
 
-def _is_default_name(run: Run) -> bool:
+def _is_default_name(run: FinishedRun) -> bool:
     data = data_label(str(run.config.get("dataset.name")), run.config.get("dataset.path"))
     return (
         run.folder.name.startswith(f"{data}-")
@@ -244,7 +244,7 @@ def _is_default_name(run: Run) -> bool:
     )
 
 
-def _other_problems(a: Run, b: Run) -> Iterator[str]:
+def _other_problems(a: FinishedRun, b: FinishedRun) -> Iterator[str]:
     for run, other in ((a, b), (b, a)):
         if alone := [name for name in run.problems if name not in other.problems]:
             yield f"{_some(alone)} in {run.folder} alone"
@@ -257,7 +257,7 @@ def _other_problems(a: Run, b: Run) -> Iterator[str]:
         yield f"the question or gold answer of {_some(changed)} differs"
 
 
-def _other_prompts(a: Run, b: Run) -> Iterator[str]:
+def _other_prompts(a: FinishedRun, b: FinishedRun) -> Iterator[str]:
     for setting in OF_THE_GRADES:
         one, other = a.config.get(setting), b.config.get(setting)
         if one != other:

@@ -37,14 +37,14 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 def export(arguments: argparse.Namespace) -> None:
     from experiments.eval.export.trajectories import trajectories, write_jsonl, write_parquet
     from experiments.eval.export.trl import ROWS
-    from experiments.runs.finished import Run
+    from experiments.runs.finished import FinishedRun
     from ttc.errors import InvalidInput
 
     if arguments.type is not None and arguments.format != "trl":
         raise InvalidInput(
             f"--type={arguments.type} is one of TRL's data sets; give --format trl too"
         )
-    run = Run.load(arguments.folder)
+    run = FinishedRun.load(arguments.folder)
     if arguments.format == "trl":
         kind = arguments.type or TYPES[0]
         rows, name = ROWS[kind](run), f"{kind}.jsonl"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.reading import check_whole
 from experiments.runs.records import chosen_branch
 from experiments.runs.rows import Row
@@ -14,7 +14,7 @@ from ttc.errors import InvalidInput
 from ttc.sampling import random_key
 
 
-def trajectories(run: Run) -> list[Row]:
+def trajectories(run: FinishedRun) -> list[Row]:
     """A row for every leaf of every tree, pruned ones too.
 
     prompt_ids, completion_ids: the tokens that the model saw, and those after them. logprobs: of
@@ -51,7 +51,7 @@ def branch_key(seed: int, problem_id: str, path: Sequence[int]) -> int:
     return key
 
 
-def _rows(run: Run, record: Row) -> Iterator[Row]:
+def _rows(run: FinishedRun, record: Row) -> Iterator[Row]:
     nodes = {node["id"]: node for node in record["tree"]}
     inner = {node["parent"] for node in record["tree"]}
     branches = {tuple(branch["path"]): branch for branch in record["branches"]}

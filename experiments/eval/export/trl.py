@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.reading import check_whole
 from experiments.runs.rows import Row
 from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
 
 
-def stepwise_supervision(run: Run) -> list[Row]:
+def stepwise_supervision(run: FinishedRun) -> list[Row]:
     """Candidates cut into their steps, each labelled with whether any candidate that goes on from
     it is right; `values` has the share of them. For TRL's PRMTrainer."""
     rows = []
@@ -43,7 +43,7 @@ def stepwise_supervision(run: Run) -> list[Row]:
     return _some(run, rows, "a candidate with a step")
 
 
-def preference(run: Run) -> list[Row]:
+def preference(run: FinishedRun) -> list[Row]:
     """A right candidate and a wrong one of the same problem, those with the best scores first; no
     candidate twice. For DPO and reward models."""
     rows = []
@@ -63,7 +63,7 @@ def preference(run: Run) -> list[Row]:
     return _some(run, rows, "both a right and a wrong candidate")
 
 
-def unpaired_preference(run: Run) -> list[Row]:
+def unpaired_preference(run: FinishedRun) -> list[Row]:
     """Every candidate, and whether it is right. For KTO."""
     rows = [
         {
@@ -78,7 +78,7 @@ def unpaired_preference(run: Run) -> list[Row]:
     return _some(run, rows, "a candidate")
 
 
-def prompt_completion(run: Run) -> list[Row]:
+def prompt_completion(run: FinishedRun) -> list[Row]:
     """The right candidates, for supervised fine-tuning."""
     rows = [
         {"prompt": record["prompt"], "completion": b["text"], "id": record["id"]}
@@ -89,7 +89,7 @@ def prompt_completion(run: Run) -> list[Row]:
     return _some(run, rows, "a right candidate")
 
 
-ROWS: dict[str, Callable[[Run], list[Row]]] = {
+ROWS: dict[str, Callable[[FinishedRun], list[Row]]] = {
     "stepwise-supervision": stepwise_supervision,
     "preference": preference,
     "unpaired-preference": unpaired_preference,
@@ -97,7 +97,7 @@ ROWS: dict[str, Callable[[Run], list[Row]]] = {
 }
 
 
-def _solved(run: Run) -> Iterator[tuple[Row, list[Row]]]:
+def _solved(run: FinishedRun) -> Iterator[tuple[Row, list[Row]]]:
     """Each solved problem with its candidates, best scores first, of equal texts one."""
     for record in run.records.values():
         check_whole(run.folder, record)
@@ -109,7 +109,7 @@ def _solved(run: Run) -> Iterator[tuple[Row, list[Row]]]:
         yield record, list({b["text"]: b for b in ordered}.values())[::-1]
 
 
-def _some(run: Run, rows: list[Row], what: str) -> list[Row]:
+def _some(run: FinishedRun, rows: list[Row], what: str) -> list[Row]:
     if not rows:
         private = (
             " (dataset.private=true keeps no prompts)" if run.config.get("dataset.private") else ""

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from experiments.cli.output import show
 from experiments.runs.config_values import changed_values, listed
 from experiments.runs.fingerprint import UNUSABLE, differences
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.reading import check_whole, read_provenance
 from experiments.runs.records import MAY_CHANGE, RunFolder
 from experiments.runs.shards import Shard
@@ -31,7 +31,7 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     Raises InvalidInput where shards are missing, unfinished or given twice, hold the same problem,
     or were made with other settings, data or weights.
     """
-    runs = in_order([Run.load(folder) for folder in folders or _shards_of(out)])
+    runs = in_order([FinishedRun.load(folder) for folder in folders or _shards_of(out)])
     ids = problem_ids(runs)
     records = {name: record for run in runs for name, record in run.records.items()}
     for run in runs:
@@ -60,11 +60,11 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     show(f"\n{number_of(len(runs), 'shard')}: {out}")
 
 
-def in_order(runs: Sequence[Run]) -> list[Run]:
+def in_order(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     """The runs by their place among the shards. Raises InvalidInput unless they are all parts of
     one run."""
     count = 0
-    by_index: dict[int, Run] = {}
+    by_index: dict[int, FinishedRun] = {}
     for run in runs:
         text = run.config.get("run.shard")
         if text is None:
@@ -99,7 +99,7 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
     return ordered
 
 
-def problem_ids(runs: Sequence[Run]) -> list[str]:
+def problem_ids(runs: Sequence[FinishedRun]) -> list[str]:
     """All problems in the order of the data set, then the rows that could not be used. Raises
     InvalidInput for problems that are left to solve, and for one that two shards hold."""
     owners: dict[str, Path] = {}
@@ -125,7 +125,7 @@ def problem_ids(runs: Sequence[Run]) -> list[str]:
     return [*_in_turn(runs, usable=True), *_in_turn(runs, usable=False)]
 
 
-def _in_turn(runs: Sequence[Run], usable: bool) -> list[str]:
+def _in_turn(runs: Sequence[FinishedRun], usable: bool) -> list[str]:
     parts = [
         [n for n, mark in run.made_from["data"].items() if (mark != UNUSABLE) == usable]
         for run in runs

@@ -19,7 +19,7 @@ from experiments.eval.compare.figures import pair_figures, row_figures
 from experiments.eval.compare.rows import ComparedRow
 from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.lab.bench.dtypes import default_dtype
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.provenance import provenance
 from ttc.errors import InvalidInput
 
@@ -46,7 +46,7 @@ def run(
         raise InvalidInput(
             f"--searches {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
         )
-    runs = {name: list[Run]() for name in names}
+    runs = {name: list[FinishedRun]() for name in names}
     for seed in seeds:
         for name in names:
             runs[name].append(_run(name, problems, seed, budget, folder))
@@ -67,13 +67,13 @@ def run(
     print(table(record))
 
 
-def _run(search: str, problems: int, seed: int, budget: int, folder: Path) -> Run:
+def _run(search: str, problems: int, seed: int, budget: int, folder: Path) -> FinishedRun:
     name = f"{search}-seed{seed}"
     settings = [f"dataset.size={problems}", f"run.max_generated_tokens={budget}"]
     settings += [f"run.seed={seed}", f"run.output_dir={folder}", f"run.name={name}"]
     words = [*settings, *SEARCHES[search][1].split()]
     subprocess.run([sys.executable, "-m", "experiments.run", *words], check=True)
-    return Run.load(folder / name)
+    return FinishedRun.load(folder / name)
 
 
 def draw(figures: Path, out: Path) -> None:

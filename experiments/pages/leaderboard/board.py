@@ -16,7 +16,7 @@ from experiments.eval.compare.rows import OF_A_SEED, ComparedRow, prompt_setting
 from experiments.eval.compare.show import Figures, remarks
 from experiments.eval.predictions import RULES, predictions_of
 from experiments.pages.leaderboard.plan import Leaderboard
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.records import as_json
 from experiments.runs.summary import KS
 from ttc.errors import InvalidInput
@@ -34,13 +34,13 @@ def board_rows(plan: Leaderboard, refused: Collection[str] = ()) -> list[Figures
     settings."""
     folders = [(cell, plan.folder / cell.name) for cell in plan.cells if cell.name not in refused]
     return [
-        cell_row(cell, Run.load(folder))
+        cell_row(cell, FinishedRun.load(folder))
         for cell, folder in folders
         if (folder / "records.jsonl").is_file()
     ]
 
 
-def cell_row(cell: Cell, run: Run) -> Figures:
+def cell_row(cell: Cell, run: FinishedRun) -> Figures:
     figures = row_figures(ComparedRow(cell.name, [run]))
     for name in ("row", "runs", "seeds", "folders"):  # of rows over several runs
         del figures[name]
@@ -61,7 +61,7 @@ def cell_row(cell: Cell, run: Run) -> Figures:
     }
 
 
-def predictions_right(run: Run) -> dict[str, float]:
+def predictions_right(run: FinishedRun) -> dict[str, float]:
     """The share of problems whose prediction is right, for n = 1, 2, 4, ... candidates."""
     solved = list(filter(None, map(predictions_of, run.records.values())))
     if not solved:
@@ -70,7 +70,7 @@ def predictions_right(run: Run) -> dict[str, float]:
     return {name: sum(p[name][1] for p in solved) / len(run.records) for name in shared}
 
 
-def write_predictions(run: Run, out: Path) -> None:
+def write_predictions(run: FinishedRun, out: Path) -> None:
     """A line per problem as search-and-learn publishes them: question, gold answer, and `\\boxed{}`
     predictions."""
     with out.open("w", encoding="utf-8") as file:
@@ -122,7 +122,7 @@ def write_board(plan: Leaderboard, rows: Sequence[Figures], errors: dict[str, st
     folder = plan.folder / "predictions"
     folder.mkdir(exist_ok=True)
     for row in rows:
-        run = Run.load(Path(row["folder"]))
+        run = FinishedRun.load(Path(row["folder"]))
         write_predictions(run, folder / f"{run.folder.name}.jsonl")
     return [*files, folder]
 
@@ -171,7 +171,9 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
     preds = [name for n in KS for rule in RULES if (name := f"pred_{rule}@{n}") in known]
     lines = []
     for name, group in groups.items():
-        figures = row_figures(ComparedRow("", [Run.load(Path(row["folder"])) for row in group]))
+        figures = row_figures(
+            ComparedRow("", [FinishedRun.load(Path(row["folder"])) for row in group])
+        )
         interval = " to ".join(map(percent, figures["accuracy_95"]))
         costs = [amount(figures[part]) for part in ("generated_tokens", "verifier_tokens", "flops")]
         shown = [_percent_right(group, pred) for pred in preds]
@@ -218,5 +220,5 @@ def _every(rows: Sequence[Figures]) -> Table:
     return Table("Every run", columns, lines, notes)
 
 
-def _prompts(run: Run) -> dict[str, str]:
+def _prompts(run: FinishedRun) -> dict[str, str]:
     return {name: text for name, record in run.records.items() if (text := record.get("prompt"))}

@@ -52,7 +52,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 def view(arguments: argparse.Namespace) -> None:
     from experiments.pages.view.page import page, page_data
     from experiments.pages.view.saved import results_of, results_page
-    from experiments.runs.finished import Run
+    from experiments.runs.finished import FinishedRun
     from experiments.runs.screen import as_bytes
 
     if arguments.folder.is_file():
@@ -62,7 +62,7 @@ def view(arguments: argparse.Namespace) -> None:
         out = arguments.folder.with_suffix(".html")
         count = number_of(len(results), "result")
     else:
-        run = Run.load(arguments.folder)
+        run = FinishedRun.load(arguments.folder)
         data = page_data(run, arguments.limit, arguments.problem)
         text = page(data)
         out = arguments.folder / "view.html"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.reading import check_whole
 from experiments.runs.records import chosen_branch
 from experiments.runs.summary import (
@@ -36,7 +36,7 @@ def page(data: dict[str, Any]) -> str:
     return TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", text)
 
 
-def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
+def page_data(run: FinishedRun, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
     """The figures of all problems, and the trees of the first `limit`, or of those whose ids are in
     `only`.
 

@@ -13,7 +13,7 @@ from experiments.eval.predictions import predictions_of
 from experiments.recipes.published.recipe import Arm, Recipe
 from experiments.runs.build import make_search, resolved
 from experiments.runs.config_values import as_dict, changed_values, flat
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.hydra_command import composed
 from experiments.runs.records import MAY_CHANGE
 from experiments.runs.stats import Estimate, accuracy, wilson
@@ -50,7 +50,7 @@ def _first(name: str, record: dict[str, Any]) -> float:
     return float(predictions_of(record).get(name, (None, False))[1])
 
 
-def estimate(runs: Sequence[Run], name: str) -> Estimate:
+def estimate(runs: Sequence[FinishedRun], name: str) -> Estimate:
     """A measure over the problems of runs that differ in seed or shard, with its 95% interval."""
     row = ComparedRow("", list(runs))
     figures = row.each(measure(name))
@@ -61,14 +61,14 @@ def run_name(arm: Arm, seed: int) -> str:
     return f"{arm.name}-seed{seed}"
 
 
-def runs_of(arm: Arm, folder: Path) -> list[Run]:
+def runs_of(arm: Arm, folder: Path) -> list[FinishedRun]:
     """The runs of an arm with a problem done: of each seed the whole one, else its shards."""
     runs = []
     for seed in range(arm.seeds):
         whole = folder / run_name(arm, seed)
         shards = sorted(folder.glob(f"{whole.name}-shard*of*"))
         places = [whole] if (whole / "records.jsonl").is_file() else shards
-        runs += [Run.load(place) for place in places if (place / "records.jsonl").is_file()]
+        runs += [FinishedRun.load(place) for place in places if (place / "records.jsonl").is_file()]
     return runs
 
 
@@ -117,7 +117,7 @@ def _theirs(value: float, problems: int) -> str:
     return f"{value:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def _ours(arm: Arm, runs: Sequence[Run], name: str) -> list[str]:
+def _ours(arm: Arm, runs: Sequence[FinishedRun], name: str) -> list[str]:
     if not runs:
         return ["-", "-", "0"]
     ours = estimate(runs, name)
@@ -126,7 +126,7 @@ def _ours(arm: Arm, runs: Sequence[Run], name: str) -> list[str]:
     return [percent(ours.mean), interval, f"{done} of {arm.problems * arm.seeds}"]
 
 
-def _verdict(value: float, runs: Sequence[Run], name: str) -> str:
+def _verdict(value: float, runs: Sequence[FinishedRun], name: str) -> str:
     if not runs:
         return "-"
     ours = estimate(runs, name)
@@ -144,7 +144,7 @@ def differences(recipe: Recipe, folder: Path, arms: Sequence[Arm]) -> list[str]:
     return lines
 
 
-def _changes(arm: Arm, run: Run) -> list[str]:
+def _changes(arm: Arm, run: FinishedRun) -> list[str]:
     config = resolved(composed([*arm.settings, "run.name=x"]))
     make_search(config)  # a search that asks for no ratings has no verifier
     asked = flat(as_dict(config, resolve=True))

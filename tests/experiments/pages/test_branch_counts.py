@@ -11,7 +11,7 @@ from experiments.eval.compare.rows import load_rows
 from experiments.eval.compare.show import comparison, tables
 from experiments.pages.leaderboard.board import LABELS, cell_row
 from experiments.pages.leaderboard.board import tables as board_tables
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.problem_loop import run
 from experiments.runs.summary import shown_counts
 from tests.experiments.pages.test_view import written
@@ -74,7 +74,7 @@ def test_how_thoughts_end_is_counted_and_shown_everywhere(
     figures = comparison(load_rows([folder]))
     assert figures["rows"][0]["branches"] == summary["branches"]
     assert f"branches: {words}" in tables(figures)[0].markdown()
-    cell = cell_row(Cell("a", dict.fromkeys(LABELS, "x"), 0, []), Run.load(folder))
+    cell = cell_row(Cell("a", dict.fromkeys(LABELS, "x"), 0, []), FinishedRun.load(folder))
     assert cell["branches"] == summary["branches"]
     assert f"branches: {words}" in board_tables([cell])[-1].markdown()
     assert written(folder)[1]["summary"]["branches"] == summary["branches"]

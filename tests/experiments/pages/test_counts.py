@@ -13,7 +13,7 @@ from experiments.eval.compare.show import comparison, tables
 from experiments.eval.select import load, report, score
 from experiments.eval.select import parsed as parsed_selection
 from experiments.pages.leaderboard.board import cell_row
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.summary import summarise
 from search.selection import all_rules
 from tests.experiments.test_compare import compared, record, save
@@ -39,7 +39,7 @@ def test_every_table_counts_alike(tmp_path: Path) -> None:
     summary = summarise(done)
     row = compared(tmp_path, name)["rows"][0]
     scored = {(r["rule"], r["n"]): r["accuracy"] for r in score(load(Path(name)), all_rules())}
-    cell = cell_row(Cell("a", {}, 0, []), Run.load(Path(name)))
+    cell = cell_row(Cell("a", {}, 0, []), FinishedRun.load(Path(name)))
     assert summary["accuracy"] == row["accuracy"] == cell["accuracy"] == 2 / 5
     assert summary["accuracy_strict"] == row["accuracy_strict"] == cell["accuracy_strict"] == 2 / 5
     assert summary["failures"] == row["failed"] == cell["failed"] == 2

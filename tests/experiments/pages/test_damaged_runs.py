@@ -11,7 +11,7 @@ import pytest
 from experiments.eval.cells import Cell
 from experiments.pages.leaderboard.board import cell_row, tables, write_predictions
 from experiments.pages.view.command import parsed, view
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from tests.experiments.test_damaged_runs import two_shards, works_or_names_the_folder
 
 
@@ -21,7 +21,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def leaderboard(folder: Path) -> None:
-    found = Run.load(folder)
+    found = FinishedRun.load(folder)
     cell = Cell("c", {"model": "m", "dataset": "d", "search": "s", "budget": ""}, 0, [])
     tables([cell_row(cell, found)])
     write_predictions(found, folder / "predictions.jsonl")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from experiments.pages.leaderboard.board import predictions_right, write_predictions
 from experiments.pages.leaderboard.command import leaderboard, parsed
 from experiments.pages.leaderboard.plan import read_plan
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.overrides import as_override
 from tests.experiments.test_compare import record, save
 from tests.helpers.processes import run_until_killed
@@ -195,7 +195,7 @@ def test_the_published_predictions_are_those_of_the_first_n_candidates(tmp_path:
     second = branches(("1", False, 0.5), ("2", True, 0.4), ("2", True, 0.2), ("3", False, 0.1))
     chosen_first = [first[i] for i in (1, 0, 2, 3)]  # records begin with the branch that was chosen
     records = [record("a", 1, branches=chosen_first), record("b", 1, branches=second)]
-    run = Run.load(Path(save(tmp_path, "r", records)))
+    run = FinishedRun.load(Path(save(tmp_path, "r", records)))
     assert predictions_right(run) == {
         "pred_naive@1": 0.5,  # 7; 1
         "pred_weighted@1": 0.5,

@@ -22,7 +22,7 @@ from experiments.recipes.published.command import cells_of, dry_run, parsed, pub
 from experiments.recipes.published.recipe import Arm, Recipe
 from experiments.recipes.published.recipes import RECIPES
 from experiments.runs.build import make_search, resolved
-from experiments.runs.finished import Run
+from experiments.runs.finished import FinishedRun
 from experiments.runs.hydra_command import composed
 from experiments.runs.problem_loop import run
 from experiments.runs.records import check_name
@@ -128,9 +128,9 @@ def toy(**changes: Any) -> Recipe:
     return replace(recipe, **changes)
 
 
-def runs(place: Path, name: str, rights: list[bool]) -> Run:
+def runs(place: Path, name: str, rights: list[bool]) -> FinishedRun:
     save(place, name, [record(f"p{i}", right) for i, right in enumerate(rights)])
-    return Run.load(place / name)
+    return FinishedRun.load(place / name)
 
 
 def test_a_line_has_their_value_ours_its_interval_and_where_theirs_lies(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_measures_of_samples_are_those_of_the_records(tmp_path: Path) -> None:
         for i, (answer, score) in enumerate(zip(answers, scores, strict=True))
     ]
     save(tmp_path, "r", [whole])
-    samples = Run.load(tmp_path / "r")
+    samples = FinishedRun.load(tmp_path / "r")
     expected = {"pass@1": 0.5, "pass@4": 1.0, "maj@4": 1.0, "naive@4": 0.0, "weighted@4": 1.0}
     expected |= {"naive@1": 0.0, "weighted@1": 0.0, "naive@2": 0.0}
     for name, value in expected.items():

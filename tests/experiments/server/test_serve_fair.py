@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
-from experiments.server.fair_driver import LEAST_ROWS, PASS_S, FairDriver, Pace
+from experiments.server.fair_driver import LEAST_ROWS, PASS_S, FairDriver, PassPace
 from search import BestOfN, Greedy, Search, SelfConsistency, solve
 from search.config import SearchConfig
 from search.options import SolveOptions
@@ -332,7 +332,7 @@ def test_many_branches_of_one_client_do_not_keep_another_one_waiting() -> None:
 def test_a_pass_over_a_prompt_has_as_many_rows_as_take_a_moment() -> None:
     engine = make_engine()
     most = engine.runtime.prefill_tokens
-    pace = Pace(engine)
+    pace = PassPace(engine)
     for _ in range(10):
         pace.note(PASS_S / 10)
     assert engine.runtime.prefill_tokens == most

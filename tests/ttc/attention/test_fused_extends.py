@@ -15,7 +15,7 @@ from ttc.attention import fused_cpu
 from ttc.attention.fused import SWITCH
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
-from ttc.attention.reader import Unit
+from ttc.attention.reader import Fetch
 from ttc.memory.kv import LayerShape
 from ttc.passes.shrinking import Remaining
 
@@ -87,7 +87,7 @@ def test_pieces_that_stream_in_are_merged_with_what_the_kernel_finds(layer: Laye
     case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
     for piece in case.pieces[1:4]:
         case.memory.evict(piece.kv, "test")
-    case.units = [Unit(0, slice(0, 1), (1, 2, 3)), Unit(0, slice(1, 2), (1, 2, 3))]
+    case.units = [Fetch(0, slice(0, 1), (1, 2, 3)), Fetch(0, slice(1, 2), (1, 2, 3))]
     case.check(layer, 1e-5)
 
 

@@ -14,7 +14,7 @@ from tests.helpers.scripted import Scores
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, Paged
-from ttc.calibration.dry_run import Crossing, Recorder, dry_run
+from ttc.calibration.dry_run import BranchRecorder, Moved, dry_run
 from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
 
@@ -57,12 +57,12 @@ def test_a_dry_run_says_what_crosses_the_link(
         return Engine(model, Letters(), prefill_tokens=32, memory=memory, cache=cache)
 
     plain = engine_of()
-    with Recorder(plain) as recorder:
+    with BranchRecorder(plain) as recorder:
         run(plain)
     engine = engine_of(POLICIES[policy])
     run(engine)
     found = dry_run(POLICIES[policy], run, plain, recorder.script)
-    assert found == Crossing.of(engine)
+    assert found == Moved.of(engine)
     assert found.to_host.total() > 0
     once = search == "best_of_n" and "groups" in policy  # a group that is done is not read again
     assert found.to_device.total() > 0 or once
@@ -81,8 +81,8 @@ def test_recurrent_states_run_dry_too(policy: Any) -> None:
             branches = [child for branch in branches[:2] for child in engine.fork(branch, 2)]
 
     engine = recurrent_engine("lfm2: convolutions", memory=policy(budget_gib, block_tokens=8))
-    with Recorder(engine) as recorder:
+    with BranchRecorder(engine) as recorder:
         run(engine)
     found = dry_run(policy(budget_gib, block_tokens=8), run, engine, recorder.script)
-    assert found == Crossing.of(engine)
+    assert found == Moved.of(engine)
     assert found.to_device["states"] > 0

@@ -13,8 +13,7 @@ from ttc.attention.pieces import Piece
 from ttc.attention.plan_arrays import KeySplit, PlanArrays
 from ttc.cuda import gpu_cuts
 from ttc.cuda.gpu_cuts import PROGRAMS, cut_for
-from ttc.memory.storage import Storage
-from ttc.tree.room import room_for
+from ttc.memory.storage import Storage, room_for
 
 UNITS = 132
 KV_HEADS, GROUPS = 8, 4

@@ -14,7 +14,7 @@ from torch import nn
 
 from ttc.attention.pieces import Piece
 from ttc.attention.plan import Plan, Run
-from ttc.attention.reader import Unit
+from ttc.attention.reader import Fetch
 from ttc.cost_model.capture import CaptureTimes, Line, fit_line
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
@@ -217,12 +217,12 @@ class _Arrived:
         self.copies = copies
         self.batch = batch
 
-    def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
+    def read(self, layer: int) -> Iterator[tuple[Fetch, dict[int, LayerKV]]]:
         copies = dict(enumerate(self.copies[layer]))
         for first in range(0, len(copies), self.batch):
             indices = tuple(range(first, min(first + self.batch, len(copies))))
             yield (
-                Unit(layer, slice(None), indices),
+                Fetch(layer, slice(None), indices),
                 {index: copies[index] for index in indices},
             )
 

@@ -3,6 +3,7 @@ pytest-xdist runs as many of them as there are processors; and Triton's interpre
 no GPU. On a busy machine no property test fails for the time that it takes."""
 
 import gc
+import logging
 import os
 
 import pytest
@@ -42,9 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_teardown() -> None:
-    """A benchmark that a test ran may have set the number of threads; it is not for the others."""
+    """What a command that a test ran has set for its process is not for the other tests."""
     if torch.get_num_threads() != THREADS:
         torch.set_num_threads(THREADS)
+    restore_logging()
+
+
+def restore_logging() -> None:
+    logging.disable(logging.NOTSET)
+    for name in ("ttc", "ttc.serve"):
+        logger = logging.getLogger(name)
+        logger.disabled = False
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
 
 
 def pytest_collection() -> None:

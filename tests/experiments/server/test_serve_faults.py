@@ -463,9 +463,6 @@ def test_fields_that_ask_for_nothing_change_nothing(
 def test_a_problem_that_breaks_a_shared_pass_fails_alone(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = logging.getLogger("ttc.serve")  # which a server's start has kept from other loggers
-    monkeypatch.setattr(log, "propagate", True)
-    monkeypatch.setattr(log, "disabled", False)
     caplog.set_level(logging.INFO, "ttc.serve")
     asked = [
         {"model": "tiny", "prompt": p, "max_tokens": 20, "seed": 3, "n": 2}

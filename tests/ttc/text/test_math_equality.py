@@ -33,12 +33,9 @@ def pool() -> Iterator[MathPool]:
 
 @pytest.mark.slow
 def test_a_comparison_without_end_counts_as_not_equal_and_the_next_one_works(
-    pool: MathPool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    pool: MathPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a thread, where math-verify's own limits cannot work: this froze the process."""
-    # whatever a command that ran in this process before has made of it
-    monkeypatch.setattr(logging.getLogger("ttc"), "disabled", False)
-    monkeypatch.setattr(logging.getLogger("ttc"), "propagate", True)
     verdicts: list[bool | None] = []
     with caplog.at_level(logging.WARNING, logger="ttc"):
         thread = threading.Thread(target=lambda: verdicts.append(pool.equal("5", TOWER)))

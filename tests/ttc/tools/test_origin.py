@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -27,9 +26,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_tool_names_its_line_to_its_user_and_not_to_the_model(
-    own: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("ttc"), "propagate", True)  # a command may have ended it
     backend = Scripted(lambda branch: "0" if branch.tool_calls else "a7", longest=2000)
     tools = counting(own.tool)
     result = solve(Greedy(max_tokens=9), problem="q", engine=backend, tools=tools)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from ttc.backend import Backend, Batch
-from ttc.memory.storage import TOGETHER_TOKENS
+from ttc.backend import TOGETHER_TOKENS, Backend, Batch
 from ttc.tree.branch import Branch
 from ttc.tree.tree import SNAPSHOT_TOKENS
 

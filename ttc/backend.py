@@ -37,6 +37,9 @@ NEEDS: dict[Need, str] = {
     "score": "log-probabilities of given tokens",
 }
 
+TOGETHER_TOKENS = 256
+"""Groups that take turns on the device each decode at most so many tokens at a time."""
+
 
 class Batch(ABC):
     """Branches that decode together; others join and leave at any token. What each decodes is what

@@ -18,7 +18,7 @@ from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tiers import some_quick
 from ttc import Branch, Engine, Problem, Resident
 from ttc.backend import Backend
-from ttc.tree import room
+from ttc.memory import storage
 
 LIMIT = 32_000
 ENDS = ("a", "e", "i", "o", "u", "n", "s", "t", "r")
@@ -65,7 +65,7 @@ def test_64_branches_with_a_limit_of_32_000_tokens_begin_together() -> None:
         list(driving.step())
         most = max(most, len(driving.admission.batch.rows))  # type: ignore[attr-defined]
     assert most == 64
-    assert engine.memory.device.peak_bytes < 64 * 2 * room.LEAST_TOKENS * 128
+    assert engine.memory.device.peak_bytes < 64 * 2 * storage.LEAST_TOKENS * 128
     driving.close()
     assert_nothing_left(engine, [])
 
@@ -77,8 +77,8 @@ def test_what_was_thought_too_little_changes_no_result(
     """Steps seem short when problems begin; then there is room for one branch alone, and for
     `spare` tokens more."""
     monkeypatch.setattr(admission, "TOGETHER_TOKENS", 3)
-    monkeypatch.setattr(room, "SHORT_STEP_TOKENS", 3)
-    monkeypatch.setattr(room, "LEAST_TOKENS", 2)
+    monkeypatch.setattr(storage, "SHORT_STEP_TOKENS", 3)
+    monkeypatch.setattr(storage, "LEAST_TOKENS", 2)
     problems = [f"{number} + 1" for number in range(5)]
     search = BestOfN(n=3, max_tokens=60)
     roomy, tight = (

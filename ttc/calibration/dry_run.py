@@ -18,8 +18,8 @@ from torch import Tensor
 from ttc.attention.plan import Plan
 from ttc.calibration.pace import Pace
 from ttc.engine import Engine
-from ttc.memory.dry_link import NOWHERE
 from ttc.memory.kv import LayerShape
+from ttc.memory.link import NOWHERE
 from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
 
@@ -143,8 +143,8 @@ def dry_run(
     pace: Pace | None = None,
 ) -> Moved:
     """What a search moves under a policy. like: an engine of the same model, which is not run.
-    script: see above; `BranchRecorder` makes one. None: what is drawn is left to chance, as before a
-    run.
+    script: see above; `BranchRecorder` makes one. None: what is drawn is left to chance, as before
+    a run.
     pace: how fast the machine is.
     """
     shapes = like.residency.memory.shapes

@@ -28,6 +28,9 @@ than the copies."""
 Copies = Sequence[tuple[Tensor, Tensor]]
 """(destination, source) of each copy."""
 
+NOWHERE = torch.device("meta")
+"""Where tensors have sizes and no numbers."""
+
 
 @dataclass
 class Transfer:
@@ -350,3 +353,24 @@ def contiguous_parts(copies: Copies, side: int) -> Iterator[tuple[Tensor, Tensor
             yield destination, source
         else:
             yield from contiguous_parts(list(zip(destination, source, strict=True)), side)
+
+
+class DryLink(Link):
+    """A link over which nothing crosses: it counts what would."""
+
+    def __init__(self) -> None:
+        super().__init__(NOWHERE)
+
+    def fetch(
+        self, copies: Copies, cause: str, after: Sequence[Transfer] = (), later: bool = False
+    ) -> Transfer:
+        return self._count(copies, self.to_device_bytes, cause)
+
+    def store(self, copies: Copies, cause: str, after: Sequence[Transfer] = ()) -> Transfer:
+        return self._count(copies, self.to_host_bytes, cause)
+
+    @staticmethod
+    def _count(copies: Copies, counter: dict[str, int], cause: str) -> Transfer:
+        nbytes = sum(source.numel() * source.element_size() for _, source in copies)
+        counter[cause] += nbytes
+        return Transfer(nbytes)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ttc.errors import InvalidInput
 from ttc.memory.kv import Codec, LayerACT, LayerKV, LayerShape
-from ttc.memory.link import Link
+from ttc.memory.link import DryLink, Link
 from ttc.memory.state_memory import StateMemory
 from ttc.memory.storage import Storage
 from ttc.memory.tiers import Block, Tiers, as_out_of_memory
@@ -48,7 +48,7 @@ class Memory(Tiers):
     ):
         super().__init__(device, budget_bytes, host_budget_bytes, link_gbps)
         if device.type == "meta":
-            self.link = dry_link()
+            self.link = DryLink()
         self.shapes = tuple(shapes)
         self.layers = range(len(self.shapes))
         self.dtype = dtype
@@ -365,7 +365,7 @@ class Memory(Tiers):
             for block in (*live, *(one.inputs for one in live), *self.states.live)
             if block is not None
         ]
-        self.link = dry_link()
+        self.link = DryLink()
         for tier, _ in tiers:
             tier.leaving = deque()
         try:
@@ -374,9 +374,3 @@ class Memory(Tiers):
             self.link, self.live, self.clock = link, live, clock
             for changed, kept in (*tiers, (self.states, states), *before):
                 vars(changed).update(kept)
-
-
-def dry_link() -> Link:
-    from ttc.memory.dry_link import DryLink
-
-    return DryLink()

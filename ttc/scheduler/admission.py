@@ -9,15 +9,13 @@ from itertools import accumulate, chain
 from math import inf
 
 from ttc.attention.pieces import depth_first
+from ttc.backend import TOGETHER_TOKENS
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.passes.runtime import Runtime
 from ttc.scheduler.rows import Request, Row, paths
 from ttc.scheduler.stops import Gate, check_gate
 from ttc.scheduler.writing import Writing, room_of
 from ttc.tree.branch import Branch
-
-TOGETHER_TOKENS = 256
-"""Groups that take turns on the device each decode at most so many tokens at a time."""
 
 
 class Admission:

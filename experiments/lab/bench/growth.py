@@ -19,10 +19,10 @@ import torch
 from experiments.lab.bench.long import sizes
 from experiments.runs.provenance import provenance
 from ttc.engine import Engine
+from ttc.memory import storage
 from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
 from ttc.step import Step
-from ttc.tree import room
 
 CASES = ("16x768", "64x256")
 """Branches, and the tokens that each writes."""
@@ -34,11 +34,11 @@ PROMPT = list(range(1000, 1064))
 @contextmanager
 def whole_storages() -> Iterator[None]:
     """Storages of steps that begin within have room for all of the step."""
-    before, room.SHORT_STEP_TOKENS = room.SHORT_STEP_TOKENS, 2**40
+    before, storage.SHORT_STEP_TOKENS = storage.SHORT_STEP_TOKENS, 2**40
     try:
         yield
     finally:
-        room.SHORT_STEP_TOKENS = before
+        storage.SHORT_STEP_TOKENS = before
 
 
 def run(cases: Sequence[str], model_name: str, out: Path) -> None:

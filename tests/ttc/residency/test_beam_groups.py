@@ -15,7 +15,7 @@ from tests.helpers.offloading import KIB, eight
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine
-from ttc.memory.dry_link import DryLink
+from ttc.memory.link import DryLink
 from ttc.tree.branch import Branch
 
 

@@ -22,8 +22,8 @@ from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
 from ttc.attention.reader import Reads
 from ttc.cost_model.capture import CaptureTimes, Line
-from ttc.memory.dry_link import DryLink
 from ttc.memory.kv import LayerACT
+from ttc.memory.link import DryLink
 from ttc.memory.storage import Storage
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment

@@ -159,11 +159,16 @@ class Memory(Tiers):
     def copy(
         self, storage: Storage, first: int, end: int, cause: str, layers: Iterable[int]
     ) -> Storage:
-        """A copy on the device of some tokens of a storage, fetched from the host."""
-        layers = list(layers)
+        """A copy on the device of some tokens of a storage, fetched from the host. Of layers that
+        run on the host it has the storage's own."""
+        layers = self.moving(storage, layers)
         self.write_back(storage, cause, layers)
         twin = Storage(len(self.shapes), storage.start + first, end - first, storage.acts)
         twin.filled = twin.room
+        for layer in range(self.fixed_layers):
+            near = storage.device[layer]
+            assert near is not None
+            twin.device[layer] = type(near)(*storage.span(near, first, end))
         for layer in layers:
             source = storage.host[layer]
             assert source is not None
@@ -173,6 +178,7 @@ class Memory(Tiers):
             self.fetch(twin, cause, layers)
         finally:
             twin.host = [None] * len(self.shapes)
+        self.fixed.take(self.fixed_bytes(twin))
         self.live[twin] = None
         return twin
 

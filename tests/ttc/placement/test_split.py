@@ -110,7 +110,7 @@ def test_the_devices_layers_keep_activations_and_the_hosts_keep_kv(case: str, k:
     assert memory.device.peak_bytes <= budget
     assert memory.link.to_device_bytes["act"] > 0 and memory.link.to_device_bytes["kv"] > 0
     assert {layer for kv in memory.live for layer in kv.acts} == {*range(on_host, LAYERS)}
-    tokens = sum(kv.tokens for kv in memory.live)
+    tokens = sum(kv.room for kv in memory.live)
     assert memory.fixed.used_bytes == tokens * 4 * sum(
         shape.elements for shape in memory.shapes[:on_host]
     )

@@ -35,13 +35,13 @@ class RunningBatch(Batch):
     as far as there is room: first come, first served, the branches of one call of `add` all at
     once if they find room.
 
-    Storages take room as they are written. Who has filled one begins another; where there is no
-        room for that, rows are chosen again, and the youngest wait.
+    Who has filled a storage begins another; where there is no room for that, rows are chosen again,
+    and the youngest wait.
 
     A token is three things: `schedule` says which rows decode, `run` is the model's pass, and
-        `postprocess` draws the tokens and lets go of the rows whose step is over. The residency
-        policy says who decodes together. On a GPU the next token's pass may be launched before this
-        token is read (`ahead`). Under a policy with a budget and two tiers all wait before others
+    `postprocess` draws the tokens and lets go of the rows whose step is over. The residency policy
+    says who decodes together. On a GPU the next token's pass may be launched before this token is
+    read (`ahead`). Under a policy with a budget and two tiers all wait before others
         join or other passes run, for both need the room. Nobody joins a group that its policy keeps
         for a whole step.
 

@@ -207,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
     kept.add_argument("--problems", type=int, default=3)
     kept.add_argument("--model", default="smollm2-135m")
     kept.add_argument("--out", type=Path, default=RESULTS / "kept.json")
-    tails = commands.add_parser("growth", help="steps over tails that grow, and over reserved ones")
+    tails = commands.add_parser("growth", help="steps in storages begun in turn, and in one")
     tails.add_argument(
         "--cases", type=names, help="branches x tokens, with commas; default: 16x768,64x256"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ttc.attention.pieces import Piece, private_pieces
@@ -52,8 +53,10 @@ class PrivateCopies:
         policy.memory.wait(copy for copies in self.here.values() for copy in copies)
 
     def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
-        """Of each path the next of the copies, and what it has written since."""
+        """Of each path a copy that has all layers in which it sees it, and what it has written
+        since."""
         left = {part: list(copies) for part, copies in self.here.items()}
+        positions = dict(zip(accumulate(counts, initial=0), ends, strict=False))  # by first rows
         found = []
         for piece in private_pieces(paths, counts, ends):
             begins, end = (piece.kv, piece.first), piece.first + piece.length
@@ -61,7 +64,10 @@ class PrivateCopies:
                 (p[2] for p, n in left.items() if n and p[:2] == begins and p[2] <= end), default=0
             )
             if copied:
-                copy = left[piece.kv, piece.first, copied].pop()
+                twins = left[piece.kv, piece.first, copied]
+                seen = self.layers_seen(piece.kv.start + copied, positions[piece.rows.start])
+                copy = min((twin for twin in twins if _has(twin, seen)), key=_layers)
+                twins.remove(copy)
                 found.append(Piece(copy, 0, copy.filled, piece.rows))
             if (first := max(copied, piece.first)) < end:
                 found.append(Piece(piece.kv, first, end - first, piece.rows))
@@ -97,3 +103,11 @@ class PrivateCopies:
         for copy in [copy for twins in copies.values() for copy in twins]:
             self.policy.free(copy)
         copies.clear()
+
+
+def _has(copy: Storage, layers: Sequence[int]) -> bool:
+    return all(copy.device[layer] is not None for layer in layers)
+
+
+def _layers(copy: Storage) -> int:
+    return sum(kv is not None for kv in copy.device)

@@ -195,6 +195,9 @@ class Residency(Options):
 
     def settled(self, storages: Sequence[Storage]) -> None:
         """The tree knows of all that is written in these, where branches may go on."""
+        for storage in storages:
+            if self.writing.get(storage) is not None:
+                self.writing[storage] = storage.filled
 
     def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
         """Branches that decode have written storages up to so many tokens."""

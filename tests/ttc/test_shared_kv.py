@@ -43,7 +43,7 @@ def engine_of(**options: Any) -> Engine:
 @pytest.mark.parametrize(
     ("policy", "tokens"),
     [
-        (Layerwise, 96),
+        (Layerwise, 64),
         (Paged, 32),
         slow((BeamGroups, 80)),
         slow((Headwise, 64)),

@@ -92,7 +92,7 @@ def test_a_search_rated_along_the_tree_ends_as_one_rated_by_whole_texts() -> Non
 
 SHARED = [
     Resident(100 * KIB),
-    Layerwise(48 * KIB),
+    Layerwise(24 * KIB),
     BeamGroups(48 * KIB, block_tokens=8),
     Paged(48 * KIB, block_tokens=8),
     Headwise(48 * KIB),

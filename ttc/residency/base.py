@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -113,13 +113,17 @@ class Residency(Options):
         self.others.append(ref(other))
         other.others.append(ref(self))
 
+    def neighbours(self) -> list[Residency]:
+        """The policies of the other models that keep KV in the same tiers."""
+        return [policy for other in self.others if (policy := other()) is not None]
+
     def order(self) -> list[Block]:
         """What may leave the device, the first to leave first: here nothing."""
         return []
 
     def crowd_out(self, nbytes: int) -> None:
         """Have what other models keep on the device leave it until so many bytes are free."""
-        for policy in filter(None, (other() for other in self.others)):
+        for policy in self.neighbours():
             for block in policy.order():
                 if self.memory.device.free_bytes >= nbytes:
                     return
@@ -235,7 +239,9 @@ class Residency(Options):
         for name, value in vars(self).items():
             if isinstance(value, dict | list | set):
                 setattr(policy, name, copy(value))
-        with self.memory.trial():
+        with ExitStack() as undone:
+            for memory in (self.memory, *(other.memory for other in self.neighbours())):
+                undone.enter_context(memory.trial())
             self.memory.make_room = policy.make_room
             try:
                 yield policy

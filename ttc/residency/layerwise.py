@@ -106,9 +106,11 @@ class Layerwise(Offloading):
         live = self.memory.live
         return sum(s.room if s in self.writing else s.filled for s in live)
 
-    def order(self) -> list[Block]:
-        """Whole layers leave, or nothing of them does."""
-        return [*self.memory.states.live]
+    def leaving(
+        self, nbytes: int, order: Sequence[Block] | None = None
+    ) -> tuple[list[Block], float]:
+        """Recurrent states alone: of KV whole layers leave, or nothing does."""
+        return super().leaving(nbytes, [*self.memory.states.live] if order is None else order)
 
     def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
         if self.shared:

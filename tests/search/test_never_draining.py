@@ -175,7 +175,7 @@ class Passes:
         forward = engine.runner.forward
 
         def watched(tokens: Any, plan: Any, *keep: Any) -> Any:
-            if hasattr(plan, "tails"):
+            if plan.in_storages:
                 self.rows.append(len(tokens))
             return forward(tokens, plan, *keep)
 

@@ -236,13 +236,12 @@ def test_usage_is_exact() -> None:
     assert (root.usage.prompt_tokens, root.usage.forward_passes) == (9, 3)
     children = engine.fork(root, 2)
     engine.extend(children[:1], [[20, 21, 22]], purpose="verifier").result()  # 10, 20, 21
-    engine.extend(children[1:], [[30, 31]]).result()  # 30; 10 is there
+    engine.extend(children[1:], [[30, 31]]).result()  # 10, 30
     engine.generate(children, [1, 3])
     # 1 token, then the last one, 1 and 2
     engine.score(children, [[[1], [2]], [[1, 2, 3], [1, 2, 4]]]).result()
     assert {name: count for name, count in root.usage.to_dict().items() if count} == {
-        "prompt_tokens": 9 + 1,
-        "shared_tokens": 1,
+        "prompt_tokens": 9 + 2,
         "generated_tokens": 4,
         "verifier_tokens": 3 + 1 + 3,
         "forward_passes": 3 + 1 + 1 + 3 + 1,

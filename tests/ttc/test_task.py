@@ -211,7 +211,7 @@ def test_where_room_is_tight_others_wait_for_a_prefill_that_has_begun() -> None:
     prefill = engine.roots([LONG], seeds=[0])
     prefill.step()
     other = engine.root(OTHER)
-    assert prefill.done and other.usage.shared_tokens == 15
+    assert prefill.done and other.usage.shared_tokens == 12  # whole pages
     assert prefill.step()
 
 

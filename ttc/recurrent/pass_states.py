@@ -13,10 +13,7 @@ from ttc.memory.states import State, StateBatch
 from ttc.passes.new_tokens import Target, require
 from ttc.passes.runtime import Runtime
 from ttc.tree.segment import Segment, common_prefix
-from ttc.tree.tree import SNAPSHOT_TOKENS
-
-WORTH_SHARING = 8
-"""A common beginning of fewer tokens is computed twice: one sequence would wait for the other."""
+from ttc.tree.tree import SNAPSHOT_TOKENS, WORTH_SHARING
 
 
 class PassStates:

@@ -4,7 +4,7 @@ they are needed."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -115,10 +115,11 @@ class Capture(Offloading):
         self.made_acts = self.made = 0
         return made
 
-    def counts(self) -> tuple[int, int, int]:
-        """Tokens of ACT blocks on the device, of those on the host, and of KV blocks."""
+    def counts(self, storages: Iterable[Storage] | None = None) -> tuple[int, int, int]:
+        """Tokens of ACT blocks on the device, of those on the host, and of KV blocks, of some
+        storages (None: all)."""
         near = far = kv = 0
-        for storage in self.memory.live:
+        for storage in self.memory.live if storages is None else storages:
             tokens = storage.room if storage in self.writing else storage.filled
             if storage.inputs is None and not storage.acts:
                 kv += tokens

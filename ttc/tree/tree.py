@@ -23,6 +23,10 @@ SNAPSHOT_TOKENS = 1024
 go on from."""
 
 
+WORTH_SHARING = 8
+"""A segment is not split for a common beginning of fewer tokens: they are computed twice."""
+
+
 class Holder(Protocol):
     """Who holds a path: a branch, as far as the tree knows it."""
 
@@ -99,8 +103,9 @@ class Tree:
     # ---------------------------------------------------------------- finding
 
     def find(self, segment: Segment, tokens: Sequence[int], opening: int = 0) -> Segment:
-        """The end of the longest prefix of `tokens` that stands below a segment, which is split
-        where they part; the last one with a state, which may lie above, where there are states.
+        """The end of the longest prefix of `tokens` that stands below a segment; one is split where
+        they part, but for few tokens. The last one with a state, which may lie above, where there
+        are states.
         opening: see `Segment`."""
         while tokens:
             shared, child = max(
@@ -112,10 +117,12 @@ class Tree:
                 key=lambda found: found[0],
                 default=(0, segment),
             )
+            if shared < len(child.tokens):
+                if shared >= WORTH_SHARING:
+                    return self.within(child, child.start + shared)
+                break
             if not shared:
                 break
-            if shared < len(child.tokens):
-                return self.within(child, child.start + shared)
             segment, tokens = child, tokens[shared:]
         return self.last_state(segment)
 

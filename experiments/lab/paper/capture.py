@@ -346,7 +346,7 @@ def block_tokens(engine: Engine) -> tuple[int, int, int]:
     """The tokens of ACT blocks on the device, of ACT blocks on the host, and of KV blocks that have
     to cross."""
     if isinstance(engine.residency, Capture):
-        return engine.residency.counts()
+        return engine.residency.counts(kv for kv in engine.memory.live if not kv.being_written)
     return 0, 0, sum(kv.filled for kv in engine.memory.live if not kv.is_resident)
 
 

@@ -179,7 +179,7 @@ def compute(
             _count(target.branch.usage, len(one.tokens), purpose)
             if one.keep:
                 take(target, [one.start + number for number in one.keep], part)
-        if new:
+        if new and not all(target.done for target in waiting):
             yield
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ttc.errors import OutOfMemory
+from ttc.memory.storage import SHORT_STEP_TOKENS
 from ttc.residency.base import Paths, Residency, free_device_bytes
 
 
@@ -17,7 +18,8 @@ class Resident(Residency):
     that it takes."""
 
     def try_step(self, paths: Paths, tokens: int) -> None:
-        """Without a budget the limit is what the machine has; beyond it branches take turns."""
+        """Without a budget the limit is what the machine has; beyond it branches take turns. Room
+        grows with what is written, so that of a long step is not asked for at once."""
         rows, unlimited = len(paths), self.memory.device.budget_bytes is None
         if unlimited and rows > 1 and not self.has_room(tokens * rows, rows):
             raise OutOfMemory(
@@ -25,7 +27,7 @@ class Resident(Residency):
                 f"{self.capacity_bytes():,.0f} bytes that this machine has for KV; use fewer "
                 "branches at once, or memory=paged"
             )
-        super().try_step(paths, tokens)
+        super().try_step(paths, min(tokens, SHORT_STEP_TOKENS))
 
     def fits(self, tokens: int, states: int) -> float:
         """Where layers lie on several devices, until the first of these is full."""

@@ -16,7 +16,7 @@ from ttc.errors import VerifierError
 from ttc.passes.prefill import Outputs
 from ttc.task import Passes, all_of
 from ttc.tree.branch import Branch
-from ttc.tree.segment import common_prefix, tokens_to_read
+from ttc.tree.segment import present, tokens_to_read
 from ttc.usage import by_meter, read_by_verifier
 
 PENDING = 0
@@ -203,9 +203,7 @@ class TreeMirror:
         if above is None:
             return len(layout.whole)
         mirrored = above.branch
-        return len(layout.whole) - common_prefix(
-            mirrored.tokens[: mirrored.leaf.end], layout.tokens
-        )
+        return len(layout.whole) - present(mirrored.tokens[: mirrored.leaf.end], layout.tokens)
 
     def _above(self, branch: Branch) -> Mirror | None:
         """What is kept of a branch, or else of the nearest that it goes on from."""

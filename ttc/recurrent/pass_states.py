@@ -12,8 +12,8 @@ from ttc.errors import OutOfMemory
 from ttc.memory.states import State, StateBatch
 from ttc.passes.new_tokens import Target, require
 from ttc.passes.runtime import Runtime
-from ttc.tree.segment import Segment, common_prefix
-from ttc.tree.tree import SNAPSHOT_TOKENS, WORTH_SHARING
+from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
+from ttc.tree.tree import SNAPSHOT_TOKENS
 
 
 class PassStates:
@@ -64,7 +64,7 @@ class PassStates:
         """How many tokens after a target's leaf another one begins with, too; 0 for few."""
         assert target.holder is not None
         shared = common_prefix(target.tokens, other.tokens) - target.holder.leaf.end
-        return shared if shared >= WORTH_SHARING or shared == len(other.tokens) else 0
+        return shared if shared >= MIN_SHARED_TOKENS or shared == len(other.tokens) else 0
 
     def _another_fits(self, targets: Sequence[Target]) -> bool:
         """Whether one more may run beside those that do, with room for what all of them lack."""

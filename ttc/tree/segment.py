@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from ttc.memory.states import State
     from ttc.memory.storage import Storage
 
+MIN_SHARED_TOKENS = 8
+"""A segment is not split for a common beginning of fewer tokens: they are computed twice."""
+
 _serial = count()
 
 
@@ -82,6 +85,12 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
+def present(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many first tokens of a text a tree that holds another surely shares with it."""
+    shared = common_prefix(held, tokens)
+    return shared if shared == len(held) else max(0, shared - MIN_SHARED_TOKENS + 1)
+
+
 def tokens_to_read(texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> int:
     """The tokens of texts beyond what is read already, those of a common beginning once.
 
@@ -91,6 +100,6 @@ def tokens_to_read(texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> int:
     before: Sequence[int] = ()
     count = 0
     for text, known in ordered:
-        count += len(text) - max(common_prefix(known, text), common_prefix(before, text))
+        count += len(text) - max(present(known, text), present(before, text))
         before = text
     return count

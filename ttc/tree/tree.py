@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ttc.memory.storage import Places, Storage
-from ttc.tree.segment import Segment, common_prefix
+from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
 
 if TYPE_CHECKING:
     from ttc.memory.state_memory import StateMemory
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 SNAPSHOT_TOKENS = 1024
 """The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to
 go on from."""
-
-
-WORTH_SHARING = 8
-"""A segment is not split for a common beginning of fewer tokens: they are computed twice."""
 
 
 class Holder(Protocol):
@@ -118,7 +114,7 @@ class Tree:
                 default=(0, segment),
             )
             if shared < len(child.tokens):
-                if shared >= WORTH_SHARING:
+                if shared >= MIN_SHARED_TOKENS:
                     return self.within(child, child.start + shared)
                 break
             if not shared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from experiments.lab.bench.search import problems_of
 from experiments.runs.provenance import provenance
 from search import BeamSearch, BestOfN, Search, solve
 from ttc.engine import Engine
-from ttc.tree.segment import tokens_to_read
+from ttc.tree.segment import common_prefix
 from verifiers import ArithmeticVerifier
 
 SEARCHES: dict[str, Search] = {
@@ -30,7 +31,9 @@ def counted(engine: Engine) -> Iterator[dict[str, int]]:
 
     def passes(*given: Any, **options: Any) -> Any:
         output = forward(*given, **options)
-        written = tokens_to_read((branch.tokens[:-1], ()) for branch in engine.live)
+        texts = sorted(branch.tokens[:-1] for branch in engine.live)
+        common = [common_prefix(*pair) for pair in pairwise(texts)]
+        written = sum(map(len, texts)) - sum(common)
         most["written"] = max(most["written"], written)
         return output
 

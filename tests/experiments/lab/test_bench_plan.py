@@ -111,7 +111,7 @@ def test_so_many_bytes_cross_as_were_predicted(
     way.step()  # finds what the one before it left
     assert option.link_bytes > 0
     assert way.crossed_bytes == pytest.approx(
-        option.link_bytes, rel=0.05
+        option.link_bytes, rel=0.08
     )  # the last pass fetches ahead what no other one reads
 
 

@@ -59,19 +59,30 @@ class PrivateCopies:
         positions = dict(zip(accumulate(counts, initial=0), ends, strict=False))  # by first rows
         found = []
         for piece in private_pieces(paths, counts, ends):
-            begins, end = (piece.kv, piece.first), piece.first + piece.length
-            copied = max(
-                (p[2] for p, n in left.items() if n and p[:2] == begins and p[2] <= end), default=0
-            )
-            if copied:
-                twins = left[piece.kv, piece.first, copied]
-                seen = self.layers_seen(piece.kv.start + copied, positions[piece.rows.start])
-                copy = min((twin for twin in twins if _has(twin, seen)), key=_layers)
-                twins.remove(copy)
+            position = positions[piece.rows.start]
+            own = self._copy_of(piece, position, left)
+            if own is not None:
+                part, copy = own
+                left[part].remove(copy)
                 found.append(Piece(copy, 0, copy.filled, piece.rows))
-            if (first := max(copied, piece.first)) < end:
+            first = piece.first if own is None else own[0][2]
+            if first < (end := piece.first + piece.length):
                 found.append(Piece(piece.kv, first, end - first, piece.rows))
         return found
+
+    def _copy_of(
+        self, piece: Piece, position: int, left: dict[Stretch, list[Storage]]
+    ) -> tuple[Stretch, Storage] | None:
+        """The longest copy of a piece with all layers in which a row sees it, and of these the one
+        with the fewest layers."""
+        candidates = [
+            (part, copy)
+            for part, copies in left.items()
+            if part[:2] == (piece.kv, piece.first) and part[2] <= piece.first + piece.length
+            for copy in copies
+            if _has(copy, self.layers_seen(piece.kv.start + part[2], position))
+        ]
+        return max(candidates, key=lambda own: (own[0][2], -_layers(own[1])), default=None)
 
     def close(self) -> None:
         self._drop(self.here)

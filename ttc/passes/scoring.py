@@ -59,6 +59,7 @@ def score(
             _score(logits, places, scored[target])
 
         yield from compute(runtime, [*heads, *rests], "verifier", take)
+        yield  # a verifier may score again, and others come between
     finally:
         for target in reversed(scored):
             if target.holder is not None:

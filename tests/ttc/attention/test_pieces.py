@@ -71,10 +71,11 @@ def test_neighbours_in_a_storage_are_one_piece() -> None:
 
 
 def test_who_writes_a_segment_attends_less_of_it_than_who_shares_it() -> None:
-    """Three prompts in one pass: the second one shares four tokens of the first, the third one
-    shares five, so that the first one's segment is split twice."""
+    """Three prompts in one pass: the second one shares eight tokens of the first, the third one
+    shares sixteen, so that the first one's segment is split twice."""
     tree = new_tree()
-    prompts = [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 9], [0, 1, 2, 3, 4, 8]]
+    text = [*range(18)]
+    prompts = [text, [*text[:8], 20], [*text[:16], 30]]
     paths, ends = [], []
     for prompt in prompts:
         path = Path(tree.hold(tree.trunk))
@@ -82,11 +83,11 @@ def test_who_writes_a_segment_attends_less_of_it_than_who_shares_it() -> None:
         ends.append(path.leaf.end)
         tree.write(path, prompt[path.leaf.end :], 8)
         paths.append(path)
-    assert ends == [0, 4, 5]
+    assert ends == [0, 8, 16]
     ways = [path.leaf.path() for path in paths]
     order = depth_first(ways, ends)
     read: list[set[int]] = [set() for _ in prompts]
     for piece in pieces([ways[i] for i in order], [1] * 3, [ends[i] for i in order]):
         for row in range(piece.rows.start, piece.rows.stop):
             read[order[row]] |= set(range(piece.start, piece.start + piece.length))
-    assert read == [set(), set(range(4)), set(range(5))]
+    assert read == [set(), set(range(8)), set(range(16))]

@@ -143,7 +143,7 @@ class Places(NamedTuple):
 
 def room_for(left: int, written: int) -> int:
     """The room of a new storage for a branch that may write `left` more tokens in its step, and has
-    written so many. So at most 1.12 of what is written is kept (best of 16, beam search)."""
+    written so many. `python -m experiments.bench kept` measures what is kept beyond that."""
     if left <= SHORT_STEP_TOKENS:
         return left
     return min(left, max(LEAST_TOKENS, written // WRITTEN_PER_ROOM))

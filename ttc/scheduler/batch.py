@@ -41,9 +41,8 @@ class RunningBatch(Batch):
     A token is three things: `schedule` says which rows decode, `run` is the model's pass, and
     `postprocess` draws the tokens and lets go of the rows whose step is over. The residency policy
     says who decodes together. On a GPU the next token's pass may be launched before this token is
-    read (`ahead`). Under a policy with a budget and two tiers all wait before others
-        join or other passes run, for both need the room. Nobody joins a group that its policy keeps
-        for a whole step.
+    read (`ahead`). Under a policy with a budget and two tiers all wait before others join or other
+    passes run, for both need the room. Nobody joins a group that its policy keeps for a whole step.
 
     What a branch decodes does not depend on who decodes with it.
 

@@ -32,6 +32,26 @@ def test_a_problem_has_its_own_result_in_any_combination(seed: int) -> None:
     assert kind != "failed", f"{why}: {c.settings()}"
 
 
+GROUPS: dict[str, Any] = {"memory": "unshared_groups", "problems": 3}
+FOUND: list[dict[str, Any]] = [
+    GROUPS | {"budget": 3.0, "placement": "split_layer"},
+    *(
+        GROUPS
+        | {"model": model, "search": "particle_filter", "verifier": "at_once"}
+        | {"budget": 1.6, "block_tokens": 4, "max_rows": 9}
+        for model in ("gemma3", "mistral")
+    ),
+]
+"""What draws have found wrong, with siblings."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", FOUND, ids=str)
+def test_what_was_wrong_stays_mended(settings: dict[str, Any]) -> None:
+    kind, why = outcome(Combination(**settings))
+    assert kind == "same", why
+
+
 def test_each_setting_is_drawn_beside_each_other_one() -> None:
     every = Counter[tuple[str, ...]]()
     for seed in range(0, 2000 * DRAWS, DRAWS):

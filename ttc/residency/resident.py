@@ -14,12 +14,12 @@ from ttc.residency.base import Paths, Residency, free_device_bytes
 
 @dataclass
 class Resident(Residency):
-    """All KV on the device. A budget too small for the first tokens of a step is refused before
-    these are computed, with the least bytes that they take."""
+    """All KV on the device. A budget too small for a step's first tokens is refused before these
+    are computed, with the least bytes that they take."""
 
     def try_step(self, paths: Paths, tokens: int) -> None:
         """Without a budget the limit is what the machine has; beyond it branches take turns. With
-        one, a long step is tried with its first tokens alone, as few steps are written to their
+        one, a long step is tried with its first tokens alone: few steps are written to their
         limit."""
         rows, unlimited = len(paths), self.memory.device.budget_bytes is None
         if unlimited and rows > 1 and not self.has_room(tokens * rows, rows):

@@ -30,8 +30,9 @@ def types_by_name() -> dict[str, dict[Path, bool]]:
     files are left out: each is a command by itself."""
     found: dict[str, dict[Path, bool]] = {}
     for package in (*PACKAGES, "experiments"):
-        for file in Path(str(importlib.import_module(package).__file__)).parent.rglob("*.py"):
-            if "lab" in file.parts:
+        folder = Path(str(importlib.import_module(package).__file__)).parent
+        for file in folder.rglob("*.py"):
+            if file.is_relative_to(folder / "lab"):
                 continue
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 names = {ast.unparse(target) for target in getattr(node, "targets", ())}

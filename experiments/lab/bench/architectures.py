@@ -16,14 +16,15 @@ import re
 import signal
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
+from experiments.lab.bench.options import RESULTS
 from experiments.runs.provenance import provenance
 from experiments.standins.pretended import NAME, pretended_devices
 from experiments.standins.small_models import (
@@ -131,7 +132,12 @@ def sweep(names: Iterable[str], device: str = "cpu") -> Iterator[dict[str, Any]]
         pool.shutdown()
 
 
-def run(names: list[str], out: Path) -> None:
+def run(
+    names: Annotated[Sequence[str], "the models to try; default: all"] = (),
+    /,
+    *,
+    out: Path = RESULTS / "architectures.json",
+) -> None:
     """Sweep, print the table and write it; exit with an error if a model is wrong."""
     rows = []
     for row in sweep(names or cases()):

@@ -12,13 +12,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
 from experiments.eval.compare.figures import pair_figures, row_figures
 from experiments.eval.compare.rows import ComparedRow
 from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.lab.bench.dtypes import default_dtype
+from experiments.lab.bench.options import RESULTS
 from experiments.runs.finished import FinishedRun
 from experiments.runs.provenance import provenance
 from ttc.errors import InvalidInput
@@ -38,28 +39,36 @@ LEVEL = 0.05
 
 
 def run(
-    problems: int, seeds: Sequence[int], budget: int, names: Sequence[str], folder: Path, out: Path
+    *,
+    problems: int = 500,
+    seeds: Sequence[int] = (0, 1, 2),
+    budget: Annotated[int, "generated tokens of a problem"] = 360,
+    searches: Annotated[Sequence[str], "names with commas; default: all of the table"] = tuple(
+        SEARCHES
+    ),
+    runs: Annotated[Path, "the folder of the runs"] = Path("outputs/best_searches"),
+    out: Path = RESULTS / "best_searches.json",
 ) -> None:
-    """Make the runs that are missing, print the tables and write the figures. names: of `SEARCHES`;
+    """Make the runs that are missing, print the tables and write the figures. searches: of `SEARCHES`;
     raises InvalidInput for others."""
-    if unknown := [name for name in names if name not in SEARCHES]:
+    if unknown := [name for name in searches if name not in SEARCHES]:
         raise InvalidInput(
             f"--searches {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
         )
-    runs = {name: list[FinishedRun]() for name in names}
+    made_runs = {name: list[FinishedRun]() for name in searches}
     for seed in seeds:
-        for name in names:
-            runs[name].append(_run(name, problems, seed, budget, folder))
-    rows = [ComparedRow(SEARCHES[name][0], made) for name, made in runs.items()]
+        for name in searches:
+            made_runs[name].append(_run(name, problems, seed, budget, runs))
+    rows = [ComparedRow(SEARCHES[name][0], made) for name, made in made_runs.items()]
     words = f"--problems {problems} --seeds {','.join(map(str, seeds))} --budget {budget}"
-    if set(names) != set(SEARCHES):
-        words += f" --searches {','.join(names)}"
+    if set(searches) != set(SEARCHES):
+        words += f" --searches {','.join(searches)}"
     record = provenance(
         f"python -m experiments.bench best_searches {words}",
         model=f"smollm2-135m, {default_dtype()}, its real weights",
     )
     record |= {"budget": budget, "rows": [], "pairs": pair_figures(rows, every=True)}
-    for name, row in zip(names, rows, strict=True):
+    for name, row in zip(searches, rows, strict=True):
         figures = row_figures(row)
         del figures["folders"]
         record["rows"].append(figures | {"settings": SEARCHES[name][1]})

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_module
 
+from experiments.lab.bench.options import RESULTS, Model
 from experiments.runs.bootstrap import difference
 from experiments.runs.build import make_template
 from experiments.runs.data import load_task
@@ -28,10 +29,12 @@ SHARES = (0.5, 0.25)
 """Capacities, as shares of the blocks that the search holds at most without a limit."""
 
 
-def run(problems: int, model_name: str, out: Path) -> None:
+def run(
+    *, problems: int = 16, model: Model = "smollm2-135m", out: Path = RESULTS / "cache.json"
+) -> None:
     """Solve the same problems under each order and capacity, print a table and write the
     figures."""
-    model, tokenizer = load(model_name, dtype=torch.float32)
+    loaded, tokenizer = load(model, dtype=torch.float32)
     register()
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("config", overrides=[f"dataset.size={problems}"])
@@ -40,13 +43,13 @@ def run(problems: int, model_name: str, out: Path) -> None:
         "template": make_template(config),
         "end": ("\n\n",),
     }
-    rows = [_measure(model, tokenizer, options, BlockCache(capacity_blocks=10**9, block_tokens=4))]
+    rows = [_measure(loaded, tokenizer, options, BlockCache(capacity_blocks=10**9, block_tokens=4))]
     for share in SHARES:
         capacity = int(share * rows[0]["peak_blocks"])
         for order in ("rsbcm", "lru"):
             cache = BlockCache(capacity_blocks=capacity, block_tokens=4, order=order)
             rows.append(
-                _measure(model, tokenizer, options, cache) | {"share": share, "order": order}
+                _measure(loaded, tokenizer, options, cache) | {"share": share, "order": order}
             )
     for row in rows:
         row["answers_changed"] = sum(
@@ -54,8 +57,7 @@ def run(problems: int, model_name: str, out: Path) -> None:
         )
     result = provenance(
         f"python -m experiments.bench cache --problems {problems}",
-        model=f"{model_name}, float32, its real weights; sums, best-first search, arithmetic "
-        "verifier",
+        model=f"{model}, float32, its real weights; sums, best-first search, arithmetic verifier",
     )
     result |= {"rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import transformers as hf
@@ -637,7 +637,12 @@ def _simpler(c: Combination, name: str) -> list[Any]:
     return [getattr(Combination(), name)]
 
 
-def run(first: int, draws: int, settings: str | None) -> int:
+def run(
+    *,
+    draws: int = 200,
+    first: Annotated[int, "the first draw's seed"] = 0,
+    settings: Annotated[str | None, "one combination as JSON, as a failure tells it"] = None,
+) -> int:
     """Try so many draws, or one that is given as JSON. Returns an exit code: 1 where one failed."""
     torch.set_num_threads(1)
     if settings is not None:

@@ -6,11 +6,12 @@ import json
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
+from experiments.lab.bench.options import RESULTS
 from experiments.runs.provenance import provenance
 from ttc.calibration.measure_device import ProfileBeside
 from ttc.calibration.pass_timer import PassTimer
@@ -71,7 +72,12 @@ OWN_TOKENS = 4
 """What a branch has of its own at the middle of the passes that are timed."""
 
 
-def run(quick: bool, profile: Path | None, out: Path) -> None:
+def run(
+    *,
+    quick: Annotated[bool, "four cases"] = False,
+    profile: Annotated[Path | None, "from experiments.profile; default: measure now"] = None,
+    out: Path = RESULTS / "cost_model.json",
+) -> None:
     """Measure and predict each case in bfloat16, print the table, and write the figures.
 
     profile: a file of `experiments.profile`, by which all cases are predicted. None to measure this

@@ -13,6 +13,7 @@ from typing import Any
 import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
 from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.lab.bench.dtypes import default_dtype
+from experiments.lab.bench.options import RESULTS
 from experiments.runs.provenance import provenance
 
 SEARCHES = {
@@ -28,7 +29,7 @@ SEARCHES = {
 """For each row: the verifier, and what the command sets."""
 
 
-def run(problems: int, out: Path) -> None:
+def run(*, problems: int = 200, out: Path = RESULTS / "default_task.json") -> None:
     """Run the commands in a folder of their own, print a table and write the figures."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -229,7 +229,7 @@ def _lines(recorded: dict[str, Any]) -> Iterator[str]:
     yield "]}\n"
 
 
-def run(again: bool) -> int:
+def run(*, again: Annotated[bool, "record what they give now instead"] = False) -> int:
     """Compare all cases with the record, or record them `again`. Returns an exit code."""
     torch.set_num_threads(1)
     if again:

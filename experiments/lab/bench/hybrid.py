@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from experiments.lab.bench.options import RESULTS
 from experiments.lab.bench.prefix import timed_generate
 from experiments.runs.provenance import provenance
 from experiments.standins.small_models import Characters
@@ -94,7 +95,7 @@ def measure(
     ]
 
 
-def run(out: Path) -> None:
+def run(*, out: Path = RESULTS / "hybrid.json") -> None:
     """Measure, print the table and write the figures."""
     rows = measure(SHAPE, PREFIX, BRANCHES, NEW_TOKENS, ROUNDS)
     result = provenance(

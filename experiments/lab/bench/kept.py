@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from experiments.lab.bench.options import RESULTS, Model
 from experiments.lab.bench.search import problems_of
 from experiments.runs.provenance import provenance
 from search import BeamSearch, BestOfN, Search, solve
@@ -47,17 +48,19 @@ def counted(engine: Engine) -> Iterator[dict[str, int]]:
         engine.runner.forward = forward  # type: ignore[method-assign]
 
 
-def run(problems: int, model_name: str, out: Path) -> None:
+def run(
+    *, problems: int = 3, model: Model = "smollm2-135m", out: Path = RESULTS / "kept.json"
+) -> None:
     """Measure, write the record, and print it as a table."""
-    engine, verifier = Engine.from_pretrained(model_name), ArithmeticVerifier()
+    engine, verifier = Engine.from_pretrained(model), ArithmeticVerifier()
     rows = []
     for name, search in SEARCHES.items():
         for problem in problems_of(None, problems):
             with counted(engine) as most:
                 solve(search, engine=engine, verifier=verifier, problem=problem, seed=0)
             rows.append({"search": name} | most)
-    model = f"{model_name}, its real weights"
-    record = provenance("python -m experiments.bench kept", model=model) | {"rows": rows}
+    about = f"{model}, its real weights"
+    record = provenance("python -m experiments.bench kept", model=about) | {"rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(record))

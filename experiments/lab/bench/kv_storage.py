@@ -12,12 +12,13 @@ import time
 from copy import deepcopy
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from experiments.lab.bench.options import RESULTS, Model
 from experiments.runs.provenance import provenance
 from ttc.approximate.quantized_kv import Bytes, QuantizedKV
 from ttc.engine import Engine
@@ -40,11 +41,17 @@ ROUNDS = 5
 STEPS = 8
 
 
-def run(model_name: str, texts: int, tokens: int, out: Path) -> None:
+def run(
+    *,
+    texts: int = 4,
+    tokens: Annotated[int, "of each text"] = 384,
+    model: Model = "smollm2-135m",
+    out: Path = RESULTS / "kv_storage.json",
+) -> None:
     """Measure, print the figures as they come, and write them. texts, tokens: of the texts that are scored."""
     torch.set_num_threads(2)
     engines = {
-        name: Engine.from_pretrained(model_name, dtype=torch.bfloat16, memory=memory)
+        name: Engine.from_pretrained(model, dtype=torch.bfloat16, memory=memory)
         for name, memory in MEMORY.items()
     }
     figures: dict[str, Any] = {"steps": []}
@@ -53,12 +60,12 @@ def run(model_name: str, texts: int, tokens: int, out: Path) -> None:
         print(json.dumps(figures["steps"][-1]), flush=True)
     for name, measured in (
         ("scores", lambda: score_errors(engines, texts, tokens)),
-        ("attention", lambda: attention_errors(model_name)),
+        ("attention", lambda: attention_errors(model)),
     ):
         figures[name] = measured()
         print(json.dumps({name: figures[name]}), flush=True)
     words = f"python -m experiments.bench kv_storage --texts {texts} --tokens {tokens}"
-    result = provenance(words, model=f"{model_name}, bfloat16, its real weights") | figures
+    result = provenance(words, model=f"{model}, bfloat16, its real weights") | figures
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 
+from experiments.lab.bench.options import RESULTS, Model, Peer
 from experiments.lab.bench.search import NO_PEER, PEER, Figures, measured
 from experiments.runs.provenance import commit, provenance
 from ttc.engine import Engine
@@ -45,7 +46,12 @@ def sizes(case: str) -> tuple[int, int]:
 
 
 def run(
-    cases: Sequence[str], ways: Sequence[str] | None, peer: str | None, model_name: str, out: Path
+    *,
+    cases: Annotated[Sequence[str], "branches x tokens, with commas"] = CASES,
+    ways: Annotated[Sequence[str] | None, "default: engine,generate, and vllm with --peer"] = None,
+    peer: Peer = None,
+    model: Model = "smollm2-135m",
+    out: Path = RESULTS / "long.json",
 ) -> None:
     """Measure each case in each way, write the figures as they come, and print a table.
 
@@ -53,12 +59,12 @@ def run(
     """
     ways = _checked(ways, peer)
     words = " ".join(["python -m experiments.bench", *sys.argv[1:]])
-    model = f"{model_name}, bfloat16, its real weights; sampled tokens, no end tokens"
+    about = f"{model}, bfloat16, its real weights; sampled tokens, no end tokens"
     rows: list[Figures] = []
     if out.exists():
         rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
     parsed = {case: sizes(case) for case in cases}
-    known = {"commit": commit(), "model": model_name}
+    known = {"commit": commit(), "model": model}
     failed = list[str]()
     for (case, (branches, tokens)), way in product(parsed.items(), ways):
         place = {"case": case, "way": way}
@@ -66,7 +72,7 @@ def run(
             continue
         start = time.perf_counter()
         try:
-            row = _measure(way, branches, tokens, peer, model_name)
+            row = _measure(way, branches, tokens, peer, model)
         except RuntimeError as error:
             failed.append(str(error))
             print(error, flush=True)
@@ -75,7 +81,7 @@ def run(
         rows.append(place | row | known | {"process_s": time.perf_counter() - start})
         print(json.dumps(rows[-1]), flush=True)
         out.parent.mkdir(parents=True, exist_ok=True)
-        record = provenance(words, model=model) | {"rows": rows}
+        record = provenance(words, model=about) | {"rows": rows}
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table({"rows": rows}))
     if failed:
@@ -107,10 +113,12 @@ def _measure(way: str, branches: int, tokens: int, peer: str | None, model_name:
     return {"step_ms": step_ms, "peak_bytes": found["peak_bytes"]}
 
 
-def run_case(way: str, case: str, model_name: str) -> None:
+def run_case(
+    way: Literal["engine", "generate"], case: str, /, *, model: Model = "smollm2-135m"
+) -> None:
     """Measure one case in this process, and print its figures as JSON."""
     step = {"engine": _engine, "generate": _generate}[way]
-    figures = step(model_name, *sizes(case))
+    figures = step(model, *sizes(case))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps(figures | {"peak_bytes": peak}))
 

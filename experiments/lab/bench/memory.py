@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig
 
+from experiments.lab.bench.options import RESULTS
 from experiments.lab.bench.prefix import prompt
 from experiments.lab.records import changed_modules
 from experiments.runs.provenance import machine, provenance
@@ -259,19 +260,36 @@ def budget_bytes(model: Any, tokenizer: Any, case: Case) -> int:
     return int(case.beams * (case.prompt_tokens + case.new_tokens) * per_token * BUDGET_SHARE)
 
 
-def run(part: str, quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
+def run(
+    part: Literal["bytes", "sweep", "time", "all", "device"] = "all",
+    /,
+    *,
+    quick: Annotated[bool, "fewer beams and tokens"] = False,
+    model: Annotated[str, "what `time` runs"] = "smollm2-135m",
+    shape: Annotated[
+        str, "what `device` runs, random weights: opt-6.7b or llama-2-7b"
+    ] = "opt-6.7b",
+    beams: Annotated[int, "of `device`"] = 16,
+    step: Annotated[int, "tokens, of `device`"] = 32,
+    out: Path | None = None,
+    trace: Annotated[Path | None, "write a timeline of one run here (Chrome trace format)"] = None,
+) -> None:
     """Measure, print tables, and write the figures after each arm, so that none is lost. What the
     record has of the same command and the same code is not measured again."""
+    if part == "device":
+        run_device(shape, beams, step, quick, out or RESULTS / "memory_device.json")
+        return
+    out = out or RESULTS / "memory.json"
     result = json.loads(out.read_text()) if out.exists() else {}
     result = {
-        part: found for part, found in result.items() if isinstance(found, dict) and "rows" in found
+        name: found for name, found in result.items() if isinstance(found, dict) and "rows" in found
     }
     if part in ("bytes", "all"):
         _bytes(result, quick, out)
     if part in ("sweep", "all"):
         _sweep(result, quick, out)
     if part in ("time", "all"):
-        _time(result, quick, model_name, out, trace)
+        _time(result, quick, model, out, trace)
 
 
 def run_device(shape: str, beams: int, step_tokens: int, quick: bool, out: Path) -> None:

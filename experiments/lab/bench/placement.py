@@ -26,6 +26,7 @@ from accelerate.hooks import attach_align_device_hook_on_blocks
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from experiments.lab.bench.options import RESULTS
 from experiments.lab.paper.helm import CHAT, CPU, LINK, MACHINES, qwen3
 from experiments.runs.provenance import machine, provenance
 from ttc import Engine, Split, Streamed
@@ -79,7 +80,7 @@ def budget_bytes(model: nn.Module) -> int:
     return VRAM_BYTES * sum(weight.nbytes for weight in model.parameters()) // whole
 
 
-def run(out: Path) -> None:
+def run(*, out: Path = RESULTS / "placement.json") -> None:
     """Time the decoding passes of each arm, print the table, and write the figures. A record that
     broke off goes on."""
     settings = {

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 from transformers.initialization import no_init_weights
 
+from experiments.lab.bench.options import RESULTS
 from experiments.lab.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
 from experiments.runs.provenance import commit, machine, provenance
 from ttc import Engine
@@ -106,7 +107,13 @@ SETTINGS = (
 )
 
 
-def run(names: Sequence[str], profile: Path, out: Path) -> None:
+def run(
+    names: Annotated[Sequence[str], "settings by their names in the table; default: all"] = (),
+    /,
+    *,
+    profile: Annotated[Path, "from experiments.profile"] = Path("profile.json"),
+    out: Path = RESULTS / "plan.json",
+) -> None:
     """Measure the settings of these names, all without any; print the table, and write the figures
     after each. The record's other settings stay if they are of the same profile and machine.
 

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from experiments.lab.bench.dtypes import default_dtype, generate_dtype
+from experiments.lab.bench.options import RESULTS, Model
 from experiments.lab.records import UNNOTED, parts
 from experiments.runs.provenance import provenance
 from ttc.cost_model.bandwidth import read_bandwidth
@@ -208,30 +209,48 @@ def _figures(prefill: float, stamps: list[float], tokens: int, model: Any) -> Fi
 
 
 def run_arm(
-    name: str, tokens: int, branches: int, model_name: str, dtype: str, quantized: bool
+    name: str,
+    tokens: int,
+    branches: int,
+    model: str,
+    dtype: str,
+    /,
+    *,
+    quantized: Annotated[bool, "weights stay as their file has them"] = False,
 ) -> None:
     """Measure one arm in this process and print its figures as JSON."""
-    model, tokenizer = load(model_name, dtype=dtype, quantized=quantized)
+    loaded, tokenizer = load(model, dtype=dtype, quantized=quantized)
     with torch.inference_mode():
-        model(torch.tensor([prompt(8)], device=model.device))  # first-use set-up is not counted
-    figures = ARMS[name](model, tokenizer, prompt(tokens), branches)
+        loaded(torch.tensor([prompt(8)], device=loaded.device))  # first-use set-up is not counted
+    figures = ARMS[name](loaded, tokenizer, prompt(tokens), branches)
     figures["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps(figures))
 
 
-def run(size: str, model_name: str, out: Path) -> None:
-    """Run the cases and arms of a size ("full", "quick", "short" or "avx2"), print ratios against
-    `generate`, and write the figures."""
-    cases = _cases(size, model_name)
-    model, _ = load(model_name, dtype=torch.bfloat16)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    del model
+def run(
+    *,
+    quick: Annotated[bool, "fewer cases"] = False,
+    short: Annotated[bool, "the README's cases"] = False,
+    avx2: Annotated[bool, "as on a processor without AVX-512"] = False,
+    model: Model = "smollm2-135m",
+    out: Path | None = None,
+) -> None:
+    """Run the cases and arms of a size, print ratios against `generate`, and write the figures.
+
+    out: by default prefix.json, or prefix_SIZE.json, beside the other records.
+    """
+    size = "quick" if quick else "short" if short else "avx2" if avx2 else "full"
+    out = out or RESULTS / ("prefix.json" if size == "full" else f"prefix_{size}.json")
+    cases = _cases(size, model)
+    loaded, _ = load(model, dtype=torch.bfloat16)
+    weights = sum(p.numel() * p.element_size() for p in loaded.parameters())
+    del loaded
     bandwidth = read_bandwidth()
     rows = []
     environment = os.environ | (AVX2_ENVIRONMENT if size == "avx2" else {})
     for (tokens, branches), way in cases:
         case = {"tokens": tokens, "branches": branches} | asdict(way)
-        words = [way.arm, str(tokens), str(branches), model_name, way.dtype]
+        words = [way.arm, str(tokens), str(branches), model, way.dtype]
         words += ["--quantized"] if way.quantized else []
         rows.append(case | measure(words, environment))
         print(json.dumps(rows[-1]), flush=True)
@@ -240,7 +259,7 @@ def run(size: str, model_name: str, out: Path) -> None:
             row["floor_ms"] = (weights + row["kv_bytes"]) / bandwidth * 1e3
     result = provenance(
         "python -m experiments.bench prefix" + ("" if size == "full" else f" --{size}"),
-        model=f"{model_name}, {_named(cases)}, its real weights; random prompts; sampled tokens",
+        model=f"{model}, {_named(cases)}, its real weights; random prompts; sampled tokens",
     )
     result |= {
         "environment": AVX2_ENVIRONMENT if size == "avx2" else {},

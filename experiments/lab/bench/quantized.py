@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from experiments.lab.bench.dtypes import generate_dtype
+from experiments.lab.bench.options import RESULTS, Peer
 from experiments.runs.provenance import commit, provenance
 from experiments.standins.random_gguf import MIXED, Shape, write_llama
 from ttc.cost_model.bandwidth import best_of_five, read_bandwidth
@@ -121,16 +122,23 @@ def settings() -> Row:
     }
 
 
-def run(models: Sequence[str] | None, peer: str | None, folder: Path, out: Path) -> None:
+def run(
+    models: Annotated[Sequence[str], "by their names in the table; default: all"] = (),
+    /,
+    *,
+    peer: Peer = None,
+    files: Annotated[Path, "where random models are kept"] = Path("outputs/random_models"),
+    out: Path = RESULTS / "quantized.json",
+) -> None:
     """Measure what the record lacks of each model, write the figures as they come, and print a
     table.
 
     models: by their names in `MODELS`, None for all. peer: the Python of an environment with
-    llama-cpp-python. folder: where random models are written and stay.
+    llama-cpp-python. files: where random models are written and stay.
     """
     if unknown := [name for name in models or () if name not in MODELS]:
         raise InvalidInput(f"the model {unknown[0]!r} is unknown; use some of {'; '.join(MODELS)}")
-    folder.mkdir(parents=True, exist_ok=True)
+    files.mkdir(parents=True, exist_ok=True)
     record = provenance("python -m experiments.bench quantized", model="random weights and SmolLM2")
     record |= settings() | {"rows": _rows(out)}
     for name in models or MODELS:
@@ -138,7 +146,7 @@ def run(models: Sequence[str] | None, peer: str | None, folder: Path, out: Path)
         known = {row["figure"] for row in record["rows"] if row["model"] == name}
         missing = [figure for figure in model.figures if figure not in known]
         if missing:
-            _measure(name, model, missing, peer, folder, record, out)
+            _measure(name, model, missing, peer, files, record, out)
     print(table(record))
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,7 +22,13 @@ from ttc.tree.branch import Branch
 THREADS = 2
 
 
-def run(file: Path, bfloat16: bool, int8: bool) -> None:
+def run(
+    file: Path,
+    /,
+    *,
+    bfloat16: Annotated[bool, "unpack its weights"] = False,
+    int8: Annotated[bool, "round activations to 8 bits"] = False,
+) -> None:
     """Say what the model is, then answer each line of standard input with a line.
 
     bfloat16: its linear layers become ordinary ones of 16 bits. int8: they take their inputs in 8

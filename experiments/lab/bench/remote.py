@@ -8,13 +8,14 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from experiments.cli.output import say
+from experiments.lab.bench.options import RESULTS
 from experiments.runs.build import make_template
 from experiments.runs.data import load_task
 from experiments.runs.provenance import provenance
@@ -39,13 +40,16 @@ Backends = Mapping[str, Engine | RemoteBackend]
 
 
 def run(
-    base_url: str,
-    problems: int,
-    model: str,
-    dtype: str,
-    server: str,
-    server_pid: int | None,
-    out: Path,
+    *,
+    base_url: Annotated[str, "where the server is"] = "http://localhost:8000/v1",
+    problems: Annotated[int, "sums of one-digit numbers"] = 20,
+    model: Annotated[str, "which both run"] = "smollm2-135m",
+    dtype: Annotated[str, "of the engine; give what the server computes in"] = "float32",
+    server: Annotated[str, "what it is, in words, for the record"] = "",
+    server_pid: Annotated[
+        int | None, "its process on this machine, to measure the time it computes"
+    ] = None,
+    out: Path = RESULTS / "remote.json",
 ) -> None:
     """Measure one after the other, the server first, and write the record.
 

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_module
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
+from experiments.lab.bench.options import RESULTS
 from experiments.runs.build import make_template
 from experiments.runs.data import load_task
 from experiments.runs.provenance import provenance
@@ -67,7 +68,7 @@ class WholeTexts(Timed):
 WAYS = {"whole texts": WholeTexts, "mirrored tree": Timed}
 
 
-def run(problems: int, out: Path) -> None:
+def run(*, problems: int = 4, out: Path = RESULTS / "reward_model.json") -> None:
     """Solve the same problems with both, print a table and write the figures."""
     tokenizer = load_tokenizer("smollm2-135m")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<extra_0>"]})

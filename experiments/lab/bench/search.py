@@ -16,16 +16,16 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 
 from experiments.cli.settings import DatasetConfig
-from experiments.lab.bench.breakdown import timers
+from experiments.lab.bench.options import RESULTS, Data, Model, Peer
 from experiments.lab.bench.search_tables import Figures, aims_table, searches_table, steps_table
+from experiments.lab.bench.step_timers import timers
 from experiments.lab.records import changed_modules
 from experiments.runs.data import load_task
 from experiments.runs.provenance import provenance
@@ -200,92 +200,92 @@ def solve_watched(
 
 def run_case(
     name: str,
-    quick: bool,
     in_flight: int,
-    count: int,
-    seconds: float,
-    data: Path | None,
-    model_name: str,
+    problems: int,
+    /,
+    *,
+    seconds: float = 45.0,
+    quick: bool = False,
+    data: Data = None,
+    model: Model = "smollm2-135m",
 ) -> None:
     """Measure one search in this process and print its figures as JSON."""
     search = (QUICK if quick else SEARCHES)[name]
-    print(json.dumps(solve_watched(search, in_flight, count, data, model_name, seconds)))
+    print(json.dumps(solve_watched(search, in_flight, problems, data, model, seconds)))
 
 
 # ---------------------------------------------------------------- all of it
 
 
-@dataclass(frozen=True)
-class Selection:
-    """What of the benchmark is measured.
-
-    part: "steps", "searches" or "all". problems: how many are in flight, by default `STEP_PROBLEMS`
-    and `PROBLEMS`.
-    peer: the Python of an environment with vLLM. ways: in which steps are measured, by default all
-    that there are.
-    rounds: of steps, by default `ROUNDS`. seconds: for each case of the searches.
-    """
-
-    part: str
-    problems: Sequence[int] | None = None
-    searches: Sequence[str] = tuple(SEARCHES)
-    rounds: int | None = None
-    seconds: float = 0.0
-    quick: bool = False
-    peer: str | None = None
-    ways: Sequence[str] | None = None
-
-    def checked_ways(self) -> Sequence[str]:
-        """The ways of steps. Raises InvalidInput for a selection that cannot be measured."""
-        ways = self.ways
-        if ways is None:
-            ways = WAYS if self.peer is None else (*WAYS, PEER)
-            if self.peer is None and self.part != "searches":
-                print(NO_PEER)
-        if unknown := [way for way in ways if way not in (*WAYS, PEER)]:
-            raise InvalidInput(
-                f"the way {unknown[0]!r} is none; use some of {','.join((*WAYS, PEER))}"
-            )
-        if PEER in ways and self.peer is None:
-            raise InvalidInput(NO_PEER)
-        if unknown := [name for name in self.searches if name not in SEARCHES]:
-            raise InvalidInput(
-                f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
-            )
-        if self.problems is not None and (not self.problems or min(self.problems) < 1):
-            raise InvalidInput(
-                f"problems={list(self.problems)} must be numbers from 1 on, such as 1,4,16"
-            )
-        return ways
+def checked_ways(
+    part: str,
+    ways: Sequence[str] | None,
+    peer: str | None,
+    searches: Sequence[str],
+    problems: Sequence[int] | None,
+) -> Sequence[str]:
+    """In which ways steps are measured. Raises InvalidInput for what cannot be measured."""
+    if ways is None:
+        ways = WAYS if peer is None else (*WAYS, PEER)
+        if peer is None and part != "searches":
+            print(NO_PEER)
+    if unknown := [way for way in ways if way not in (*WAYS, PEER)]:
+        raise InvalidInput(f"the way {unknown[0]!r} is none; use some of {','.join((*WAYS, PEER))}")
+    if PEER in ways and peer is None:
+        raise InvalidInput(NO_PEER)
+    if unknown := [name for name in searches if name not in SEARCHES]:
+        raise InvalidInput(
+            f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
+        )
+    if problems is not None and (not problems or min(problems) < 1):
+        raise InvalidInput(f"problems={list(problems)} must be numbers from 1 on, such as 1,4,16")
+    return ways
 
 
-def run(selection: Selection, data: Path | None, model_name: str, out: Path) -> None:
+def run(  # noqa: PLR0913 - what is measured, each by its name
+    part: Literal["steps", "searches", "all"] = "all",
+    /,
+    *,
+    problems: Annotated[
+        list[int] | None, "in flight; default: 1,16 in steps, 1,4,16,64 in searches"
+    ] = None,
+    searches: Annotated[Sequence[str], "names with commas; by default all"] = tuple(SEARCHES),
+    rounds: Annotated[int | None, "of steps; default: 3, or 1 with --quick"] = None,
+    seconds: Annotated[float, "a search ends with the next problem"] = 45.0,
+    quick: Annotated[bool, "few tokens"] = False,
+    data: Data = None,
+    ways: Annotated[
+        list[str] | None, "of steps; default: engine,generate,floor, and vllm with --peer"
+    ] = None,
+    peer: Peer = None,
+    model: Model = "smollm2-135m",
+    out: Path = RESULTS / "search.json",
+) -> None:
     """Measure steps, searches or all, write the figures as they come, and print tables.
 
     data: a file of GSM8K's rows, None for generated problems. What the file `out` has of other ways
     and searches stays, if it was measured by the same code and alike.
     """
-    ways = selection.checked_ways()
-    quick, problems, seconds = selection.quick, selection.problems, selection.seconds
+    chosen = checked_ways(part, ways, peer, searches, problems)
     names = (
         f"GSM8K's rows of a file ({data.name})"
         if data
         else "generated word problems (gsm_symbolic)"
     )
-    model = f"{model_name}, bfloat16, its real weights; {names}; sampled tokens"
-    record, failed = Record(out, model), list[str]()
-    if selection.part != "searches":
+    about = f"{model}, bfloat16, its real weights; {names}; sampled tokens"
+    record, failed = Record(out, about), list[str]()
+    if part != "searches":
         alike = {
             "branches": ROWS,
             "tokens": QUICK_STEP if quick else STEP,
             "problems": list(problems or STEP_PROBLEMS),
         }
-        rounds = selection.rounds or (1 if quick else ROUNDS)
-        failed += measure_steps(record, alike, rounds, data, selection.peer, model_name, ways)
-    if selection.part != "steps":
+        rounds = rounds or (1 if quick else ROUNDS)
+        failed += measure_steps(record, alike, rounds, data, peer, model, chosen)
+    if part != "steps":
         alike = {"quick": quick, "seconds": seconds}
-        cases = cases_for(selection.searches, problems or PROBLEMS)
-        failed += measure_searches(record, alike, cases, data, model_name)
+        cases = cases_for(searches, problems or PROBLEMS)
+        failed += measure_searches(record, alike, cases, data, model)
     result = record.result
     print(steps_table(result), searches_table(result), aims_table(result), sep="\n\n")
     if failed:

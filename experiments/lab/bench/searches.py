@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 from omegaconf import DictConfig
 
@@ -31,6 +32,7 @@ from experiments.lab.bench.budgets import (
     word_problems,
 )
 from experiments.lab.bench.dtypes import default_dtype
+from experiments.lab.bench.options import RESULTS, Model
 from experiments.runs.build import make_engine, make_template, make_verifier
 from experiments.runs.data import LoadedTask, graded, load_task
 from experiments.runs.fingerprint import data_fingerprint, model_fingerprint
@@ -50,17 +52,20 @@ BASELINES = ("best_of_n", "self_consistency")
 
 
 def run(  # noqa: PLR0913 - what is measured, each by its name
-    problems: int,
-    budgets: Sequence[int],
-    data: Path | None,
-    data_problems: int,
-    data_budgets: Sequence[int],
-    searches: Sequence[str],
-    model: str,
-    out: Path,
-    word_budgets: Sequence[int] = (),
-    merge: Path | None = None,
-    code_budgets: Sequence[int] = (),
+    *,
+    problems: Annotated[int, "of the default task"] = 200,
+    budgets: Annotated[Sequence[int], "tokens a problem"] = (40, 120, 360),
+    data: Annotated[Path | None, "a file with GSM8K's rows, which are solved too"] = None,
+    data_problems: Annotated[int, "of that file"] = 60,
+    data_budgets: Sequence[int] = (768,),
+    searches: Annotated[Sequence[str], "names with commas; default: all"] = list(
+        SEARCHES | CODE_SEARCHES
+    ),
+    model: Model = "smollm2-135m",
+    out: Path = RESULTS / "searches.json",
+    word_budgets: Annotated[Sequence[int], "word problems of two steps too"] = (),
+    merge: Annotated[Path | None, "a record whose rows are taken into this one"] = None,
+    code_budgets: Annotated[Sequence[int], "ten functions to write too"] = (),
 ) -> None:
     """Measure what the record lacks, the cheapest budgets first, and write it after each search.
 

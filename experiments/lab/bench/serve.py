@@ -23,11 +23,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, quantiles
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import httpx2
 
 from experiments.cli.output import say
+from experiments.lab.bench.options import RESULTS, Model, Peer
 from experiments.runs.provenance import provenance
 from ttc.errors import TTCError
 from ttc.model.loading.model_files import local_path
@@ -262,7 +263,14 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def run(clients: Sequence[int], requests: int, peer: str | None, model: str, out: Path) -> None:
+def run(
+    *,
+    clients: Annotated[Sequence[int], "at once"] = (1, 16, 64),
+    requests: Annotated[int, "of each client that does not chat"] = 2,
+    peer: Peer = None,
+    model: Model = "smollm2-135m",
+    out: Path = RESULTS / "serve.json",
+) -> None:
     """Measure each server with each number of clients, and write the record as it grows.
 
     requests: of each client that does not chat. peer: the Python of an environment with vLLM.

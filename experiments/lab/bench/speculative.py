@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
+from experiments.lab.bench.options import RESULTS
 from experiments.runs.provenance import provenance
 from ttc import Branch, DraftModel, Engine, PromptLookup, Sampling
 from ttc.model.loading.default_model import smollm2_file
@@ -58,7 +59,13 @@ class Refused(Draft):
         return [[0] * count for count in counts]
 
 
-def run(data: Path | None, problems: int, rounds: int, out: Path) -> None:
+def run(
+    *,
+    data: Annotated[Path | None, "a file with GSM8K's rows; default: code alone"] = None,
+    problems: Annotated[int, "of that file"] = 4,
+    rounds: int = 2,
+    out: Path = RESULTS / "speculative.json",
+) -> None:
     """Decode each prompt in each way, the ways in turn, print the tables and write the record."""
     asked = gsm8k(data, problems) if data is not None else {}
     plain = Engine.from_pretrained(MODEL, dtype="float32")

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from experiments.lab.bench.options import RESULTS
 from experiments.lab.bench.word_problems import CONTAINERS, NAMES, THINGS, VERBS
 from experiments.runs.provenance import provenance
 from experiments.runs.stats import mcnemar, wilson
@@ -49,7 +50,7 @@ def solution(containers: int, each: int, more: int, annotated: bool) -> str:
     )
 
 
-def problems(count: int) -> list[Problem]:
+def word_problems(count: int) -> list[Problem]:
     """So many different ones, always the same."""
     rng, made = random.Random(SEED), dict[str, int]()
     while len(made) < count:
@@ -66,17 +67,17 @@ def template(annotated: bool) -> PromptTemplate:
     return PromptTemplate("{question}", examples=shots, chat=False)
 
 
-def run(count: int, out: Path) -> None:
+def run(*, problems: int = 200, out: Path = RESULTS / "tools.json") -> None:
     """Solve the problems greedily in each way, print a table and write the figures. A record in
     which some are missing goes on."""
     record = provenance(
-        f"python -m experiments.bench tools --problems {count}",
+        f"python -m experiments.bench tools --problems {problems}",
         model="smollm2-135m, float32, its real weights",
     )
-    record |= {"problems": count, "solved": {arm: {} for arm in ARMS}}
-    if out.exists() and (before := json.loads(out.read_text()))["problems"] == count:
+    record |= {"problems": problems, "solved": {arm: {} for arm in ARMS}}
+    if out.exists() and (before := json.loads(out.read_text()))["problems"] == problems:
         record |= before
-    engine, asked = Engine.from_pretrained("smollm2-135m", dtype="float32"), problems(count)
+    engine, asked = Engine.from_pretrained("smollm2-135m", dtype="float32"), word_problems(problems)
     for arm, (annotated, tool) in ARMS.items():
         solved = record["solved"][arm]
         for result in solve_each(

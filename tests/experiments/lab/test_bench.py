@@ -51,18 +51,18 @@ def test_what_was_measured_by_the_same_code_is_not_measured_again(
     monkeypatch.setattr(memory, "measure", measured)
     monkeypatch.setattr(memory, "provenance", cache(memory.provenance))
     out = tmp_path / "memory.json"
-    for part in ("bytes", "bytes"):
-        memory.run(part, quick=True, model_name="", out=out, trace=None)
+    for _ in range(2):
+        memory.run("bytes", quick=True, out=out)
     assert len(asked) == len(memory.BYTES)
     record = json.loads(out.read_text())
     del record["bytes"]["rows"][2]  # as a run that was cut short leaves it
     out.write_text(json.dumps(record))
-    memory.run("bytes", quick=True, model_name="", out=out, trace=None)
+    memory.run("bytes", quick=True, out=out)
     assert asked[len(memory.BYTES) :] == [memory.BYTES[2][0]]
     rows = json.loads(out.read_text())["bytes"]["rows"]
     assert [(row["arm"], row["step_tokens"]) for row in rows] == list(memory.BYTES)
     monkeypatch.setattr(memory, "changed_modules", lambda _: ["ttc.engine"])
-    memory.run("bytes", quick=True, model_name="", out=out, trace=None)
+    memory.run("bytes", quick=True, out=out)
     assert len(asked) == 2 * len(memory.BYTES) + 1
 
 

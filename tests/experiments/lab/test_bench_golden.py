@@ -1,5 +1,5 @@
 """The golden set: texts, trees, scores and choices are those that were recorded.
-`python -m experiments.bench golden --record` records them again, where a change of results is
+`python -m experiments.bench golden --again` records them again, where a change of results is
 meant."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def test_errors_bytes_and_times_are_measured(
     monkeypatch.setattr(kv_storage, "CASES", ((2, 20, 8),))
     monkeypatch.setattr(kv_storage, "ROUNDS", 2)
     out = tmp_path / "kv_storage.json"
-    kv_storage.run(save_tiny_model(tmp_path / "model"), 2, 40, out)
+    kv_storage.run(texts=2, tokens=40, model=save_tiny_model(tmp_path / "model"), out=out)
     found = json.loads(out.read_text(encoding="utf-8"))
     attention, scores, (row,) = found["attention"], found["scores"], found["steps"]
     assert 0 < attention["int8"]["median"] < attention["fp8"]["median"] < 0.1

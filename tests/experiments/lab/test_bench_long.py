@@ -19,7 +19,7 @@ def test_each_way_writes_what_a_case_asks_for(
     model = save_tiny_model(tmp_path, 1024)
     rows = []
     for way in long.WAYS:
-        long.run_case(way, "3x300", model)
+        long.run_case(way, "3x300", model=model)
         figures = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert figures["step_ms"] > 0 and figures["peak_bytes"] > 0
         rows.append({"case": "3x300", "way": way} | figures)
@@ -33,22 +33,22 @@ def test_each_way_writes_what_a_case_asks_for(
 @pytest.mark.parametrize("case", ["16", "x", "16x0", "16x4096x2", "-1x8"])
 def test_a_case_that_is_none_is_refused_by_name(case: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=f"the case '{case}' is no number of branches x tokens"):
-        long.run([case], None, None, "smollm2-135m", tmp_path / "long.json")
+        long.run(cases=[case], out=tmp_path / "long.json")
 
 
 def test_vllm_needs_its_environment(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--peer PYTHON"):
-        long.run(["1x1"], ["vllm"], None, "smollm2-135m", tmp_path / "long.json")
+        long.run(cases=["1x1"], ways=["vllm"], out=tmp_path / "long.json")
     with pytest.raises(InvalidInput, match="the way 'llama' is none"):
-        long.run(["1x1"], ["llama"], None, "smollm2-135m", tmp_path / "long.json")
+        long.run(cases=["1x1"], ways=["llama"], out=tmp_path / "long.json")
 
 
 @pytest.mark.slow
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     model, out = save_tiny_model(tmp_path, 1024), tmp_path / "long.json"
-    long.run(["2x20"], ["generate"], None, model, out)
+    long.run(cases=["2x20"], ways=["generate"], model=model, out=out)
     first = json.loads(out.read_text())["rows"]
-    long.run(["2x20", "2x10"], ["generate"], None, model, out)
+    long.run(cases=["2x20", "2x10"], ways=["generate"], model=model, out=out)
     rows = json.loads(out.read_text())["rows"]
     assert rows[:1] == first and [row["case"] for row in rows] == ["2x20", "2x10"]
     assert [row["written"] for row in rows] == [20, 10]
@@ -59,6 +59,6 @@ def test_generate_is_stopped_in_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long, "GENERATE_S", 0.05)
-    long.run_case("generate", "2x900", save_tiny_model(tmp_path, 1024))
+    long.run_case("generate", "2x900", model=save_tiny_model(tmp_path, 1024))
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 0 < figures["written"] < 900 and figures["step_ms"] > 0

@@ -80,13 +80,13 @@ def test_a_record_that_broke_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(placement, "BRANCHES", (1,))
     file = tmp_path / "placement.json"
     with pytest.raises(KeyboardInterrupt):
-        placement.run(file)
+        placement.run(out=file)
     assert [row["arm"] for row in json.loads(file.read_text())["rows"]] == [
         "resident",
         "split",
         "helped",
     ]
-    placement.run(file)
+    placement.run(out=file)
     assert asked == [("streamed", 1, 0.1), ("accelerate", 1, 0.1)]
 
 

@@ -136,11 +136,11 @@ def test_a_part_of_the_settings_leaves_the_others_in_the_record(
     )
     out = tmp_path / "plan.json"
     for names in (["weights do not fit"], ["everything fits"], ["weights do not fit"]):
-        plan.run(names, profile, out)
+        plan.run(names, profile=profile, out=out)
     found = [row["setting"] for row in json.loads(out.read_text())["rows"]]
     assert found == ["everything fits", "weights do not fit"]
     with pytest.raises(InvalidInput, match="'none' is unknown; use some of 'everything fits'"):
-        plan.run(["none"], profile, out)
+        plan.run(["none"], profile=profile, out=out)
 
 
 def row(memory: str, measured: float, **more: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_the_short_cases_run_in_the_type_that_each_way_is_faster_in(
     monkeypatch.setattr(prefix, "load", lambda name, dtype: (model, None))
     file = tmp_path / "figures.json"
     file.write_text(json.dumps({"another processor": {"rows": []}}))
-    prefix.run("short", "a-model", file)
+    prefix.run(short=True, model="a-model", out=file)
     assert {words[0]: words[4] for words in asked} == types
     stored = [tuple(map(int, words[1:3])) for words in asked if words[5:] == ["--quantized"]]
     assert stored == list(prefix.STORED)

@@ -176,7 +176,7 @@ def test_aims_are_ratios_of_one_record_and_say_whether_they_are_reached() -> Non
 
 def measure(part: str, out: Path, rows: Path, model: str, **options: Any) -> dict[str, Any]:
     defaults = {"problems": [1], "searches": ["beam_search"], "seconds": 45.0, "quick": True}
-    search.run(search.Selection(part, **(defaults | options)), rows, model, out)
+    search.run(part, data=rows, model=model, out=out, **(defaults | options))
     return dict(json.loads(out.read_text()))
 
 

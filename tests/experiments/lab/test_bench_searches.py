@@ -116,7 +116,9 @@ def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
         return measure(config, parts, task, allowance)
 
     monkeypatch.setattr(searches, "measure", counted)
-    searches.run(3, [20, 30], None, 0, [], ["greedy", "best_of_n"], model, out)
+    searches.run(
+        problems=3, budgets=[20, 30], searches=["greedy", "best_of_n"], model=model, out=out
+    )
     record = json.loads(out.read_text())
     assert [(row["search"], row["budget"]) for row in record["rows"]] == [
         ("best_of_n", 20), ("greedy", 20), ("best_of_n", 30), ("greedy", 30)
@@ -134,13 +136,22 @@ def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
         ("greedy", 20, "best_of_n"), ("greedy", 30, "best_of_n")
     ]  # fmt: skip
     measured.clear()
-    searches.run(3, [20, 30], data, 2, [20], ["greedy", "best_of_n", "dvts"], model, out)
+    searches.run(
+        problems=3,
+        budgets=[20, 30],
+        searches=["greedy", "best_of_n", "dvts"],
+        model=model,
+        out=out,
+        data=data,
+        data_problems=2,
+        data_budgets=[20],
+    )
     assert measured == [
         ("search.BestOfN", 2, 20), ("search.Greedy", 2, 20), ("search.DVTS", 2, 20),
         ("search.DVTS", 3, 20), ("search.DVTS", 3, 30),
     ]  # fmt: skip
     measured.clear()
-    searches.run(2, [20], None, 0, [], ["greedy"], model, out)  # other problems
+    searches.run(problems=2, budgets=[20], searches=["greedy"], model=model, out=out)
     assert measured == [("search.Greedy", 2, 20)]
     assert len(json.loads(out.read_text())["rows"]) == 9
 
@@ -148,9 +159,11 @@ def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
 @pytest.mark.slow
 def test_rows_of_another_record_are_taken_in(model: str, tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
-    searches.run(3, [20], None, 0, [], ["best_of_n"], model, one, [20])
-    searches.run(3, [20], None, 0, [], ["greedy"], model, other)
-    searches.run(3, [20], None, 0, [], ["greedy"], model, one, merge=other)
+    searches.run(
+        problems=3, budgets=[20], searches=["best_of_n"], model=model, out=one, word_budgets=[20]
+    )
+    searches.run(problems=3, budgets=[20], searches=["greedy"], model=model, out=other)
+    searches.run(problems=3, budgets=[20], searches=["greedy"], model=model, out=one, merge=other)
     record = json.loads(one.read_text())
     assert [(row["task"], row["search"]) for row in record["rows"]] == [
         ("default task", "best_of_n"), ("word problems", "best_of_n"), ("default task", "greedy")
@@ -182,11 +195,15 @@ def equations(text: str) -> list[tuple[str, str]]:
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="the search 'best' is unknown; use some of best_of_n,"):
-        searches.run(3, [20], None, 0, [], ["best"], "m", tmp_path / "x.json")
+        searches.run(
+            problems=3, budgets=[20], searches=["best"], model="m", out=tmp_path / "x.json"
+        )
     with pytest.raises(
         InvalidInput, match="a budget of 9 tokens has no room for an answer; give 17 or more"
     ):
-        searches.run(3, [9], None, 0, [], ["greedy"], "m", tmp_path / "x.json")
+        searches.run(
+            problems=3, budgets=[9], searches=["greedy"], model="m", out=tmp_path / "x.json"
+        )
 
 
 # ---------------------------------------------------------------- comparisons, and what is shown
@@ -250,7 +267,7 @@ def test_each_search_is_drawn_in_one_family(tmp_path: Path) -> None:
 
 def test_an_unknown_one_of_the_best_searches_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--searches 'beam' is unknown; use some of greedy,"):
-        best_searches.run(2, [0], 360, ["greedy", "beam"], tmp_path, tmp_path / "figures.json")
+        best_searches.run(searches=["greedy", "beam"], out=tmp_path / "figures.json")
 
 
 def test_the_best_searches_are_shown_best_first_and_the_better_of_two_in_front() -> None:

@@ -15,8 +15,8 @@ from ttc.tools.calculator import calculate
 
 
 def test_problems_differ_and_their_answers_follow_from_their_numbers() -> None:
-    made = tools.problems(50)
-    assert len({problem.question for problem in made}) == 50 and made == tools.problems(50)
+    made = tools.word_problems(50)
+    assert len({problem.question for problem in made}) == 50 and made == tools.word_problems(50)
     for problem in made:
         containers, each, more = map(int, re.findall(r"\d+", problem.question))
         assert problem.answer == str(containers * each + more)
@@ -45,12 +45,12 @@ def test_a_measurement_goes_on_where_it_was_stopped(
     out = tmp_path / "tools.json"
     solved = {"0": [1, 40, 0, 0], "1": [0, 60, 0, 0]}
     out.write_text(json.dumps({"problems": 2, "solved": {arm: solved for arm in tools.ARMS}}))
-    tools.run(2, out)
+    tools.run(problems=2, out=out)
     assert not asked
     table = capsys.readouterr().out
     assert "| plain | 50.0% | 9.5% to 90.5% | 50 | 0.00 |" in table
     record = json.loads(out.read_text())
     del record["solved"]["annotated"]["1"]
     out.write_text(json.dumps(record))
-    tools.run(2, out)
+    tools.run(problems=2, out=out)
     assert len(asked) == 1 and json.loads(out.read_text())["solved"]["annotated"]["1"][0] == 0

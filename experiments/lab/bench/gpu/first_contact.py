@@ -18,12 +18,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.cli.output import say, show
+from experiments.cli.output import say
+from experiments.cli.output import show as show_text
 from experiments.cli.tables import Table, amount
 from experiments.lab.bench.gpu.machine import FAILED, LEFT_OUT, MEASURED, RIGHT, WRONG, Machine, Row
 from experiments.lab.bench.gpu.parts import REHEARSAL_TIMES, Asked, Part, parts
+from experiments.lab.bench.options import Model, Peer
 from experiments.runs.provenance import provenance
 from ttc.errors import InvalidInput, number_of
 
@@ -32,6 +34,22 @@ GOOD = (RIGHT, MEASURED, LEFT_OUT)
 MINUTES = 20.0
 TAIL = 4000
 """Characters of a failed part's last words that are kept."""
+
+
+def command(
+    *,
+    rehearse: Annotated[bool, "without a GPU: tiny, over stand-ins for one"] = False,
+    model: Model = "smollm2-135m",
+    peer: Peer = None,
+    minutes: Annotated[float | None, "of all; default: 20, rehearsed 60"] = None,
+    out: Path = Path("first_contact.json"),
+    show: Annotated[Path | None, "print what such a file says, and run nothing"] = None,
+) -> int:
+    """First contact with a GPU."""
+    if show is None:
+        return run(Asked(rehearse, model, peer), minutes, out)
+    show_text(report(show))
+    return 0
 
 
 def run(
@@ -59,7 +77,7 @@ def run(
             record["parts"].append(run_part(part, asked, min(part.seconds, left)))
             say(_line(record["parts"][-1]))
         _write(record, out)
-    show(table(record))
+    show_text(table(record))
     say(f"send this file: {out}")
     return int(any(part["verdict"] not in GOOD for part in record["parts"]))
 

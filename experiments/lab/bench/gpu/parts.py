@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.lab.bench.gpu.machine import Machine, Row, prepare
+from experiments.lab.bench.options import Model, Peer
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,19 @@ def parts(rehearse: bool = False) -> list[Part]:
         Part(name, about, times * seconds, lambda asked, file, name=name: words(name, asked, file))  # type: ignore[misc]
         for name, (about, seconds) in ABOUT.items()
     ]
+
+
+def command(
+    name: str,
+    /,
+    *,
+    out: Path,
+    rehearse: bool = False,
+    model: Model = "smollm2-135m",
+    peer: Peer = None,
+) -> None:
+    """One part in this process."""
+    run_part(name, Asked(rehearse, model, peer), out)
 
 
 def run_part(name: str, asked: Asked, file: Path) -> None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from experiments.cli.output import say, show
+from experiments.cli.output import show
 from experiments.cli.printable import printable
 from experiments.cli.tables import Table
 from experiments.runs.reading import read_fingerprint, read_records
 from experiments.runs.stats import wilson
 from experiments.runs.summary import counted
-from search.selection import Measure, Rule, Sample, all_rules
-from ttc.checks import check_known
+from search.selection import Rule, Sample, all_rules
 from ttc.errors import InvalidInput, TTCError, number_of
 from ttc.sampling import random_key
 
@@ -69,10 +68,6 @@ def load(folder: Path) -> list[Solved]:
     return problems
 
 
-def problems_left(folder: Path, solved: Collection[str]) -> int:
-    return len(read_fingerprint(folder).get("data", {}).keys() - set(solved))
-
-
 def usable(rules: Sequence[Rule], problems: Sequence[Solved]) -> tuple[list[Rule], dict[str, str]]:
     """The rules whose field some candidate has; why the others cannot be scored."""
     samples = [sample for problem in problems for sample in problem.samples]
@@ -85,7 +80,7 @@ def usable(rules: Sequence[Rule], problems: Sequence[Solved]) -> tuple[list[Rule
     return [rule for rule in rules if rule.name not in missing], missing
 
 
-def subsets(problem: Solved, n: int, draws: int, seed: int) -> Iterator[list[int]]:
+def subsets(problem: Solved, n: int, draws: int) -> Iterator[list[int]]:
     """The candidates that a rule chooses among: the first n, or for `draws` above 0 that many
     random subsets of n.
 
@@ -96,13 +91,13 @@ def subsets(problem: Solved, n: int, draws: int, seed: int) -> Iterator[list[int
     if draws == 0 or n >= count:
         yield list(range(min(n, count)))
         return
-    rng = np.random.default_rng(random_key(seed, problem.id, n))
+    rng = np.random.default_rng(random_key(0, problem.id, n))
     for _ in range(draws):
         yield sorted(rng.choice(count, n, replace=False).tolist())
 
 
 def score(
-    problems: Sequence[Solved], rules: Sequence[Rule], draws: int = 0, seed: int = 0
+    problems: Sequence[Solved], rules: Sequence[Rule], draws: int = 0
 ) -> list[dict[str, Any]]:
     """Accuracy of each rule for each n up to the largest number of candidates, with Wilson's 95%
     interval.
@@ -118,7 +113,7 @@ def score(
         }
         tokens = []
         for problem in problems:
-            chosen = list(subsets(problem, n, draws, seed))
+            chosen = list(subsets(problem, n, draws))
             tokens.append(sum(problem.tokens[i] for subset in chosen for i in subset) / len(chosen))
             right = [[problem.correct[i] for i in subset] for subset in chosen]
             shares[ANY].append(sum(map(any, right)) / len(chosen))
@@ -145,32 +140,24 @@ def shown_numbers(last: int) -> list[int]:
     return [n for n in range(1, last + 1) if last <= 8 or n == last or n & (n - 1) == 0]
 
 
-def cells(rows: Sequence[dict[str, Any]], numbers: Sequence[int]) -> list[list[str]]:
+def table(rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> Table:
     by_rule = {(row["rule"], row["n"]): row for row in rows}
     names = list(dict.fromkeys(row["rule"] for row in rows))
-    lines = [["rule", *(f"n={n}" for n in numbers), f"95% interval, n={numbers[-1]}"]]
+    numbers = shown_numbers(max(row["n"] for row in rows))
+    lines = []
     for name in names:
         low, high = by_rule[name, numbers[-1]]["accuracy_95"]
         accuracies = [f"{100 * by_rule[name, n]['accuracy']:.1f}" for n in numbers]
         lines.append([name, *accuracies, f"{100 * low:.1f} to {100 * high:.1f}"])
     lines.append(["tokens", *(f"{by_rule[names[0], n]['tokens']:.0f}" for n in numbers), ""])
-    return lines
+    columns = ["rule", *(f"n={n}" for n in numbers), f"95% interval, n={numbers[-1]}"]
+    return Table("", columns, lines, notes)
 
 
-def plain(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = (
-        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
-    )
-    return "\n".join("  ".join(line).rstrip() for line in padded)
-
-
-def about(folder: Path, problems: Sequence[Solved], draws: int, seed: int) -> list[str]:
+def about(folder: Path, problems: Sequence[Solved], draws: int) -> list[str]:
     """What the figures are of."""
     counts = [len(problem.samples) for problem in problems]
-    how = "the first n by index"
-    if draws:
-        how = f"the mean over {draws} random subsets of n, seed {seed}"
+    how = f"the mean over {draws} random subsets of n" if draws else "the first n by index"
     lines = [
         f"{folder}: {number_of(len(problems), 'problem')}, up to "
         f"{number_of(max(counts), 'candidate')} each; accuracy in percent, {how}"
@@ -182,6 +169,9 @@ def about(folder: Path, problems: Sequence[Solved], draws: int, seed: int) -> li
             f"problems with fewer than {max(counts)} candidates, all of which count where n is "
             f"more: {fewer}"
         )
+    known = read_fingerprint(folder).get("data", {}).keys()
+    if left := len(known - {problem.id for problem in problems}):
+        lines.append(f"problems left to solve, which count nowhere: {left}")
     return lines
 
 
@@ -189,31 +179,17 @@ def report(arguments: argparse.Namespace) -> str:
     if arguments.draws < 0:
         raise InvalidInput(f"--draws={arguments.draws} must be 0 (the first n candidates) or more")
     problems = load(arguments.folder)
-    rules = all_rules(arguments.measure, arguments.window, arguments.temperature)
-    names = [rule.name for rule in rules]
-    asked = arguments.rules or names
-    for name in asked:
-        check_known(name, names, f"--rules: {name!r} is unknown")
-    rules, missing = usable([rule for rule in rules if rule.name in asked], problems)
-    for name in arguments.rules or ():
-        if name in missing:
-            raise InvalidInput(f"--rules: {name} cannot be scored: {missing[name]}")
-    rows = score(problems, rules, arguments.draws, arguments.seed)
-    notes = about(arguments.folder, problems, arguments.draws, arguments.seed)
-    if left := problems_left(arguments.folder, {problem.id for problem in problems}):
-        notes.append(f"problems left to solve, which count nowhere: {left}")
+    rules, missing = usable(all_rules(temperature=arguments.temperature), problems)
+    rows = score(problems, rules, arguments.draws)
+    notes = about(arguments.folder, problems, arguments.draws)
     if arguments.format == "json":
         return json.dumps({"about": notes, "not_scored": missing, "rows": rows}, indent=1)
-    lines = cells(rows, shown_numbers(max(row["n"] for row in rows)))
     reasons: dict[str, list[str]] = {}
     for name, why in missing.items():
         reasons.setdefault(why, []).append(name)
-    left_out = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
-    if arguments.format == "markdown":
-        return "\n\n".join([*notes, Table("", lines[0], lines[1:]).markdown(), *left_out])
-    return "\n".join(
-        [*notes, "", plain(lines), *(["", "not scored:"] if left_out else []), *left_out]
-    )
+    notes += [f"not scored: {', '.join(names)}: {why}" for why, names in reasons.items()]
+    shown: str = getattr(table(rows, notes), arguments.format)()
+    return shown
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -224,39 +200,23 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("folder", type=Path, help="a run's folder, as outputs/NAME")
     parser.add_argument(
-        "--rules", type=lambda text: text.split(","), help="some of them, with commas; default: all"
-    )
-    parser.add_argument(
         "--draws",
         type=int,
         default=0,
         help="random subsets of n candidates; default: 0, the first n",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random subsets")
-    parser.add_argument(
-        "--measure", choices=get_args(Measure), default="lowest", help="of the confidence votes"
-    )
-    parser.add_argument(
-        "--window", type=int, default=2048, help="tokens of a group, for the confidence votes"
-    )
     parser.add_argument(
         "--temperature", type=float, default=0.1, help="of soft best-of-n, in units of the score"
     )
     parser.add_argument(
-        "--format", choices=("table", "markdown", "json"), default="table", help="json has every n"
+        "--format", choices=("text", "markdown", "json"), default="text", help="json has every n"
     )
-    parser.add_argument("--out", type=Path, help="a file to write to, in place of the screen")
     return parser.parse_args(words)
 
 
 def main() -> None:
     arguments = parsed()
     try:
-        text = report(arguments)
-        if arguments.out is None:
-            show(text)
-        else:
-            arguments.out.write_text(text + "\n", encoding="utf-8")
-            say(f"written: {arguments.out}")
+        show(report(arguments))
     except (TTCError, OSError) as error:
         raise SystemExit(printable(f"error: {error}")) from None

@@ -17,7 +17,7 @@ import yaml
 from experiments.cli.labels import labels
 from experiments.cli.tables import Table, page
 from experiments.eval.compare.command import compare, main, parsed
-from experiments.eval.compare.figures import frontier
+from experiments.eval.compare.figures import frontier, pair_figures
 from experiments.eval.compare.rows import load_rows, run_folders, short_place
 from experiments.eval.compare.show import compared as of_a_sweep
 from experiments.eval.compare.show import tables
@@ -161,7 +161,7 @@ def test_a_failed_problem_is_wrong_and_holm_counts_every_pair(tmp_path: Path) ->
     folders.append(save(tmp_path, "c", problems(A[::-1]), search__n=8))
     rows = compared(tmp_path, *folders)["rows"]
     assert (rows[0]["accuracy"], rows[0]["failed"]) == (5 / 8, 1)
-    pairs = compared(tmp_path, *folders, "--all-pairs")["differences"]
+    pairs = pair_figures(load_rows(list(map(Path, folders))), every=True)
     assert [(p["row"], p["against"]) for p in pairs] == [("b", "a"), ("c", "a"), ("c", "b")]
     lowest = min(p["p"] for p in pairs)
     assert min(p["p_holm"] for p in pairs) == pytest.approx(min(1.0, 3 * lowest))
@@ -253,57 +253,7 @@ def test_tables_are_as_wide_as_the_terminal(
     assert len(re.findall("^column 000", wide, re.MULTILINE)) == 2 * blocks
 
 
-def test_delimiters_are_shown_as_they_are_typed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = "toy-{}-of-many-runs-with-long-names"
-    folders = [
-        save(tmp_path, name.format(i), problems(A), search__delimiter=value, dataset__end=[value])
-        for i, value in enumerate(["\n\n", "\n", "\t"])
-    ]
-    compare(parsed([*folders, "--format", "csv"]))
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [row["search.delimiter"] for row in rows] == [r"\n\n", r"\n", r"\t"]
-    assert [row["dataset.end"] for row in rows] == [r"\n\n", r"\n", r"\t"]
-    assert [r"delimiter=\n\n" in row["row"] for row in rows] == [True, False, False]
-
-
-def test_the_settings_that_differ_are_shown_where_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
-    compare(parsed([a, b]))
-    text = capsys.readouterr().out
-    assert text.startswith("Accuracy and cost") and "Settings that differ" not in text
-    compare(parsed([a, b, "--settings"]))
-    assert "Settings that differ" in capsys.readouterr().out
-
-
 # ---------------------------------------------------------------- what is written
-
-
-def test_the_screen_and_the_files_hold_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b = save(tmp_path, "a|1", problems(A)), save(tmp_path, "<b>", problems(B), search__n=4)
-    out = {form: tmp_path / "made" / f"found.{form}" for form in ("csv", "html")}
-    compare(parsed([a, b, "--csv", str(out["csv"]), "--html", str(out["html"])]))
-    text = capsys.readouterr().out
-    assert re.search(r"\na\|1 +75\.0%", text) and "p, Holm" in text
-    rows = list(csv.DictReader(out["csv"].open()))
-    assert [row["row"] for row in rows] == ["a|1", "<b>"]
-    assert (
-        float(rows[0]["accuracy"]) == 0.75
-        and float(rows[1]["difference"]) == -0.5
-        and rows[0]["p"] == ""
-    )
-    assert float(rows[1]["pass_at_k.2"]) == 1.0
-    page = out["html"].read_text()
-    assert (
-        "&lt;b&gt;" in page
-        and "<td>75.0%</td>" in page
-        and "http" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.S)
-    )
 
 
 def sweep(place: Path) -> list[str]:
@@ -385,26 +335,22 @@ def test_tables_come_as_markdown_and_for_booktabs(
     assert r"a\_1| & 75.0\% & " in text and r"\bottomrule" in text
 
 
-def test_only_the_first_table_where_it_is_brief(
+def test_csv_has_the_figures_and_the_settings_that_differ_as_they_are_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
-    compare(parsed([a, b, "--brief"]))
-    text = capsys.readouterr().out
-    assert text.startswith("Accuracy and cost") and "Differences" not in text
-
-
-def test_csv_has_a_column_for_each_setting_that_differs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = sweep(tmp_path)
-    compare(parsed([*folders, "--format", "csv", "--csv", str(tmp_path / "rows.csv")]))
-    text = capsys.readouterr().out
-    rows = list(csv.DictReader(text.splitlines()))
-    assert (tmp_path / "rows.csv").read_text() == text and len(rows) == len(folders) == 24
-    for row in rows:
-        n, temperature = row["search.n"], row["search.temperature"]
-        assert row["row"] == f"n={n} temperature={temperature}"
+    values = ["\n\n", "\n", "\t"]
+    folders = [
+        save(tmp_path, f"toy-{i}-of-many-runs-with-long-names", problems(marks), **settings)
+        for i, (marks, value) in enumerate(zip([A, B, B], values, strict=True))
+        for settings in [{"search__delimiter": value, "dataset__end": [value]}]
+    ]
+    compare(parsed([*folders, "--format", "csv"]))
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["search.delimiter"] for row in rows] == [r"\n\n", r"\n", r"\t"]
+    assert [row["dataset.end"] for row in rows] == [r"\n\n", r"\n", r"\t"]
+    assert [r"delimiter=\n\n" in row["row"] for row in rows] == [True, False, False]
+    assert [float(rows[0]["accuracy"]), float(rows[1]["difference"])] == [0.75, -0.5]
+    assert rows[0]["p"] == "" and float(rows[1]["pass_at_k.2"]) == 1.0
 
 
 def test_labels_can_be_given(tmp_path: Path) -> None:
@@ -434,27 +380,11 @@ def test_the_names_of_24_rows_leave_the_plot_its_width(
     assert [text.get_text() for text in figure.legends[0].get_texts()][1] == "n=1 temperature=0.6"
 
 
-def test_points_that_lie_on_each_other_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn: list[Any] = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
-    marks = (("a", A), ("b", B), ("c", A))
-    folders = [save(tmp_path, name, problems(m), search__n=n) for n, (name, m) in enumerate(marks)]
-    compare(parsed([*folders, "--plot", str(tmp_path / "plot.png")]))
-    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert names == ["a", "b", "c (at a)"]
-
-
 def test_the_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
-    compare(
-        parsed([a, b, "--plot", str(tmp_path / "plot.png"), "--html", str(tmp_path / "page.html")])
-    )
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "page.html").read_text()
+    compare(parsed([a, b, "--plot", str(tmp_path / "made" / "plot.png")]))
+    assert (tmp_path / "made" / "plot.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidInput, match=r"--plot=.*plot\.zip"):
         compare(parsed([a, b, "--plot", str(tmp_path / "plot.zip")]))
 
@@ -592,7 +522,7 @@ def test_a_folder_of_several_runs_is_announced_as_a_folder(
 ) -> None:
     for n in (2, 4):
         save(tmp_path, f"n{n}", problems(A), search__n=n)
-    monkeypatch.setattr("sys.argv", ["compare", str(tmp_path), "--brief"])
+    monkeypatch.setattr("sys.argv", ["compare", str(tmp_path)])
     main()
     assert capsys.readouterr().err == "starting: a comparison of the runs of 1 folder\n"
 

@@ -88,9 +88,7 @@ def two_shards(place: Path) -> Path:
 
 
 COMMANDS: dict[str, Callable[[Path], Any]] = {
-    "compare": lambda f: compare(
-        compare_words([str(f), "--csv", str(f / "c"), "--json", str(f / "j")])
-    ),
+    "compare": lambda f: compare(compare_words([str(f), "--json", str(f / "j")])),
     "select": lambda f: report(select_words([str(f)])),
     "export, jsonl": lambda f: export(export_words([str(f)])),
     "export, steps": lambda f: export(export_words([str(f), "--format", "trl"])),

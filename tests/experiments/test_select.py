@@ -95,7 +95,7 @@ def test_each_rule_is_scored_on_the_first_n_by_index_and_failures_count_as_wrong
 
 def test_random_subsets_come_near_the_mean_over_all_of_them() -> None:
     problems = two_problems()
-    rows = score(problems, [RULES["majority"]], draws=3000, seed=1)
+    rows = score(problems, [RULES["majority"]], draws=3000)
     (first, _) = problems
     for n, found in enumerate(accuracies(rows, "majority"), 1):
         right = []
@@ -105,14 +105,12 @@ def test_random_subsets_come_near_the_mean_over_all_of_them() -> None:
         assert found == pytest.approx(sum(right) / len(right) / 2, abs=0.02)
 
 
-def test_random_subsets_are_fixed_by_the_seed_and_the_problem_alone() -> None:
+def test_random_subsets_are_fixed_by_the_problem_alone() -> None:
     first, _ = two_problems()
-    drawn = list(subsets(first, 2, 50, seed=3))
-    assert drawn == list(subsets(first, 2, 50, seed=3)) != list(subsets(first, 2, 50, seed=4))
+    drawn = list(subsets(first, 2, 50))
+    assert drawn == list(subsets(first, 2, 50))
     assert all(subset == sorted(set(subset)) and len(subset) == 2 for subset in drawn)
-    assert (
-        list(subsets(first, 4, 50, seed=3)) == [[0, 1, 2, 3]] == list(subsets(first, 9, 0, seed=3))
-    )
+    assert list(subsets(first, 4, 50)) == [[0, 1, 2, 3]] == list(subsets(first, 9, 0))
 
 
 def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> None:
@@ -122,27 +120,19 @@ def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> Non
         record("c", error="x"),
     ]
     text = report(parsed([str(written(tmp_path / "run", *found))]))
-    assert "3 problems, up to 10 candidates each; accuracy in percent, the first n by index" in text
-    assert "problems without a candidate, which count as wrong: 1" in text
-    assert "problems with fewer than 10 candidates" in text
-    assert text.splitlines()[4].split() == [
-        "rule",
-        "n=1",
-        "n=2",
-        "n=4",
-        "n=8",
-        "n=10",
-        "95%",
-        "interval,",
-        "n=10",
-    ]
+    said = " ".join(text.split())
+    assert "3 problems, up to 10 candidates each; accuracy in percent, the first n by index" in said
+    assert "problems without a candidate, which count as wrong: 1" in said
+    assert "problems with fewer than 10 candidates" in said
+    head = "rule n=1 n=2 n=4 n=8 n=10 95% interval, n=10"
+    assert text.splitlines()[0].split() == head.split()
     (majority,) = [line.split() for line in text.splitlines() if line.startswith("majority")]
     assert majority == ["majority", *["66.7"] * 5, "20.8", "to", "93.9"]
     assert (
         "weighted, best, soft_best, borda_score: no candidate has a score; run a search that asks "
-        "a verifier" in text
+        "a verifier" in said
     )
-    assert "run with search.statistics=true" in text
+    assert "log-probabilities were kept" in said and "run with search.statistics=true" in said
 
 
 def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
@@ -152,10 +142,11 @@ def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
             record("a", *(candidate("7", True, (i,), score=0.5) for i in range(3))),
         )
     )
-    words = [folder, "--rules", "majority,best", "--format"]
+    words = [folder, "--format"]
     found = json.loads(report(parsed([*words, "json"])))
+    rules = ("majority", "weighted", "best", "soft_best", "borda_score", ANY)
     assert [(row["rule"], row["n"], row["accuracy"]) for row in found["rows"]] == [
-        (rule, n, 1.0) for n in (1, 2, 3) for rule in ("majority", "best", ANY)
+        (rule, n, pytest.approx(1.0)) for n in (1, 2, 3) for rule in rules
     ]
     lines = [re.sub(" +", " ", line) for line in report(parsed([*words, "markdown"])).splitlines()]
     assert "| rule | n=1 | n=2 | n=3 | 95% interval, n=3 |" in lines
@@ -168,32 +159,11 @@ def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
         (None, [], "is no folder; give the folder of a run, as outputs/NAME"),
         ([], [], r"no record in .* has a candidate"),
         ([record("a", error="x")], [], "no record in"),
-        (
-            [record("a", candidate("7"))],
-            ["--rules", "best"],
-            "--rules: best cannot be scored: no candidate has a score",
-        ),
-        ([record("a", candidate("7"))], ["--rules", "borda"], r"run with search\.statistics=true"),
-        (
-            [record("a", candidate("7"))],
-            ["--rules", "likeliest"],
-            "before log-probabilities were kept",
-        ),
-        (
-            [record("a", candidate("7"))],
-            ["--rules", "modal"],
-            "'modal' is unknown; use one of majority, weighted",
-        ),
         ([record("a", candidate("7"))], ["--draws", "-1"], "--draws=-1 must be 0"),
         (
             [record("a", candidate("7", score=1.0))],
             ["--temperature", "0"],
             "temperature=0.0 of soft best-of-n",
-        ),
-        (
-            [record("a", candidate("7", confidences=[1.0]))],
-            ["--window", "0"],
-            "window=0 must be at least 1 token",
         ),
     ],
 )
@@ -269,7 +239,7 @@ def test_every_rule_is_scored_from_the_folder_of_a_run(
         "gate=none",
     ]
     run(composed(place, *more))
-    folder, out = place / "outputs" / "r", place / "scores.json"
+    folder = place / "outputs" / "r"
     capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["select", str(folder)])
@@ -279,9 +249,9 @@ def test_every_rule_is_scored_from_the_folder_of_a_run(
         assert f"\n{rule.name} " in shown
     assert "not scored" not in shown
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["select", str(folder), "--format", "json", "--out", str(out)])
+        patch.setattr(sys, "argv", ["select", str(folder), "--format", "json"])
         experiments.eval.select.main()
-    rows = json.loads(out.read_text())["rows"]
+    rows = json.loads(capsys.readouterr().out)["rows"]
     assert accuracies(rows, "best")[-1] == summarise(records(place))["accuracy"]
     assert {row["n"] for row in rows} == {1, 2, 3, 4, 5}
 
@@ -292,5 +262,5 @@ def test_without_statistics_the_other_rules_are_scored(place: Path) -> None:
     assert "\nmajority " in text and "\nlikeliest " in text
     assert (
         "self_certainty, borda, confidence, confidence_top90, confidence_top10: the records hold "
-        "no statistics" in text
+        "no statistics" in " ".join(text.split())
     )

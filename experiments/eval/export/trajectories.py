@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from experiments.runs.finished import FinishedRun
 from experiments.runs.reading import check_whole
@@ -99,25 +97,3 @@ def _rows(run: FinishedRun, record: Row) -> Iterator[Row]:
             "correct": branch.get("correct"),
             "chosen": branch is best,
         }
-
-
-def write_jsonl(rows: Sequence[Row], out: Path) -> None:
-    with out.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def write_parquet(rows: Sequence[Row], out: Path) -> None:
-    """The rows of `trajectories`; types do not depend on which values are missing."""
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    types = {
-        name: pa.list_(pa.int64())
-        for name in ("prompt_ids", "completion_ids", "step_ends", "nodes", "path")
-    }
-    types |= {name: pa.list_(pa.float64()) for name in ("logprobs", "scores", "step_scores")}
-    types |= {"seed": pa.int64(), "correct": pa.bool_(), "chosen": pa.bool_()}
-    kinds = {name: types.get(name, pa.string()) for name in rows[0]}
-    pyarrow.parquet.write_table(
-        pa.Table.from_pylist(list(rows), pa.schema(list(kinds.items()))), out
-    )

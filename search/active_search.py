@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from search.base import Case, Request, Search, SearchSteps, check_request
 from search.budget import Budget, Spending
@@ -21,9 +21,6 @@ from ttc.step import Step, Thinking
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage
-
-if TYPE_CHECKING:
-    from search.thinking import StepParts
 
 USES: dict[type, str] = {
     Append: "appended to",
@@ -66,7 +63,6 @@ class ActiveSearch:
     The request under way:
     waiting: of an `Expand`, the parents whose children are still to be made.
     children, growing: those so far, and those whose step is under way.
-    parts, counted: the steps of those that think or call tools; those that count their thoughts.
     tool_runs: the calls of tools, by what is called; equal ones are made once.
     answered: how many requests were answered.
     told_tokens: the generated tokens that `writing` has told of.
@@ -96,8 +92,6 @@ class ActiveSearch:
     children: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
     spending: Spending = field(init=False)
-    parts: dict[Branch, StepParts] = field(default_factory=dict)
-    counted: set[Branch] = field(default_factory=set)
     tool_runs: dict[str, Any] = field(default_factory=dict)
     answered: int = 0
     told_tokens: int = 0
@@ -133,6 +127,12 @@ class ActiveSearch:
     def advance(self, answer: Any) -> None:
         self.answered += answer is not None
         self._take(lambda: self.steps.send(answer))
+
+    def answer(self, did: Did, branches: Sequence[Branch]) -> tuple[int, Progress]:
+        """Answer a request with these branches, and say what was done."""
+        progress = self.progress(did, branches)
+        self.advance(branches)
+        return self.index, progress
 
     def _take(self, go_on: Callable[[], Request]) -> None:
         try:
@@ -428,23 +428,17 @@ class ActiveSearch:
             if child.step_reasons[-1] == "looped":
                 child.finish_reason = "looped"
             child.leave_out(self.config.stops)
-            self._count_thinking(child)
             self.tree.wrote(child, child.steps[-1])
-        self.parts, self.counted = {}, set()
         del self.waiting[: len(children)]
         self.children += children
         return children
 
-    def _count_thinking(self, child: Branch) -> None:
-        """Count what a child has thought in a step that does not count it itself."""
-        thoughts, parent = self.config.thoughts, child.parent
-        if child in self.counted or thoughts is None or parent is None:
-            return
-        if parent.thinking_ended is None:
-            start = len(parent.tokens)
-            count = thoughts.count(child.tokens[start:], child.thinks_at(start, thoughts))
-            child.thinking_tokens += count
-            child.usage.thinking_tokens += count
+    def count_thinking(self, child: Branch) -> None:
+        """Count what a child has thought in a step that was decoded at once."""
+        if self.config.thoughts is not None and child.parent is not None:
+            from search.thinking import count_thinking
+
+            count_thinking(child, len(child.parent.tokens), self.config.thoughts)
 
     def writing(self) -> Progress | None:
         """What the steps under way have written so far, None where that has been said."""

@@ -173,7 +173,3 @@ class Spending:
             self.scarcest = min(rooms, key=lambda name: rooms[name])
         room = min([step, *rooms.values()])
         return (whole, step) if whole > 0 else (int(room > 0), room)
-
-    def pays(self, price: int) -> bool:
-        left = self.tokens_left
-        return left is None or price <= left

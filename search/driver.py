@@ -9,26 +9,26 @@ of its own; its result depends on nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
-from search.active_search import ActiveSearch
+from search.active_search import ActiveSearch, Chat, steps_of
 from search.admission import ProblemAdmission
 from search.base import Request
-from search.beginnings import Beginnings
 from search.config import SearchConfig
 from search.expansions import Expansions
-from search.under_way import Events, PassEvents, UnderWay, Work, in_order
+from search.under_way import Events, PassEvents, UnderWay, Work
 from ttc.backend import Backend
-from ttc.errors import TTCError, VerifierError
+from ttc.errors import InvalidInput, TTCError, VerifierError
 from ttc.origin import error_text
 from ttc.parts import load
 from ttc.protocols import Append, Expand, Handoff, Rate, Release, Vary
-from ttc.results import Problem
+from ttc.results import Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
 from ttc.step import Step
+from ttc.task import Task
 from ttc.tree.branch import Branch
 
 HANDLERS: dict[type[Request], str] = {
@@ -101,7 +101,7 @@ class Driver:
         """Let go of a problem, waiting or under way, and of all that it holds. Nothing more is said
         of it."""
         self.waiting.pop(index, None)
-        if (active := self.under_way.leave(index)) is not None:
+        if (active := self.active.pop(index, None)) is not None:
             self.expansions.stop(active)
             try:
                 active.end()
@@ -116,7 +116,7 @@ class Driver:
                 yield from self.step()
         except Exception:
             with exits_told():
-                yield from self._end(self._done())  # what others have come to is not lost
+                yield from self._end_done()  # what others have come to is not lost
             raise
         finally:
             self.close()
@@ -134,8 +134,11 @@ class Driver:
 
     def postprocess(self) -> Events:
         """What the last pass has brought about: searches that end, and answers of tools."""
-        self._break_off_overdue()
-        yield from self._end(self._done())
+        for active in self.active.values():
+            if active.can_be_overdue and not active.done and (why := active.overdue):
+                self.expansions.stop(active)
+                self._free(active, active.break_off(why))
+        yield from self._end_done()
         self.expansions.take_answers()
 
     def schedule(self) -> Work | None:
@@ -185,38 +188,90 @@ class Driver:
             self.under_way.works.clear()
             self.admission.batch.close()
         finally:
-            self._release(self.under_way.clear())
+            searches = list(self.active.values())
+            self.active.clear()
+            self._release(searches)
 
     # ------------------------------------------------------------ beginning and end
 
     def _begin(self, indices: Sequence[int]) -> PassEvents:
-        """Let these problems begin, but for those that were cancelled meanwhile."""
+        """Let these problems begin, but for those that were cancelled meanwhile. Their prompts are
+        computed together; one that cannot be used ends its problem alone."""
         batch = {index: self.waiting.pop(index) for index in indices if index in self.waiting}
-        beginnings = Beginnings(self.engine, self.under_way, batch, self.strict, self.contained)
-        yield from beginnings.task()
+        prompts: dict[int, list[int]] = {}
+        unusable: dict[int, InvalidInput | None] = {}
+        for index, (problem, config) in batch.items():
+            if config.options.cancel is not None and config.options.cancel.is_set():
+                unusable[index] = None
+                continue
+            try:
+                prompts[index] = config.template.tokens(problem.question, self.engine.tokenizer)
+            except InvalidInput as error:
+                unusable[index] = error
+        tasks = self._roots(batch, prompts, unusable)
+        usable = [index for index in prompts if index not in unusable]
+        roots = [root for task in tasks for root in task.branches]
+        begun = list[ActiveSearch]()
+        try:
+            for index, root in zip(usable, roots, strict=True):
+                begun.append(self._search(index, root, *batch[index]))
+        except BaseException:
+            self.engine.release(roots[len(begun) :])
+            raise
+        try:
+            for index, why in unusable.items():
+                if why is not None and self.strict:
+                    raise why
+                yield index, _unsolved(*batch[index], why)
+            for task in tasks:
+                yield from task.passes()
+        finally:
+            for task in tasks:
+                task.close()
+        for active in begun:
+            if not active.over:
+                active.begin()
 
-    def _break_off_overdue(self) -> None:
-        """End the searches that were cancelled or whose time is up. What they have decoded stays
-        theirs."""
-        for active in self.under_way.timed.values():
-            if not active.done and (why := active.overdue):
-                self.expansions.stop(active)
-                bare = active.break_off(why)
-                self.engine.release(bare)
-                _forget(active, bare)
+    def _roots(
+        self,
+        batch: Mapping[int, tuple[Problem, SearchConfig]],
+        prompts: Mapping[int, list[int]],
+        unusable: dict[int, InvalidInput | None],
+    ) -> list[Task[list[Branch]]]:
+        """What makes a root for each prompt; each by itself where not all of them can be used."""
+        if not prompts:
+            return []
+        seeds = [batch[index][1].seed_of(batch[index][0]) for index in prompts]
+        try:
+            return [self.engine.roots(list(prompts.values()), seeds=seeds)]
+        except InvalidInput as error:
+            if len(prompts) == 1:
+                unusable |= dict.fromkeys(prompts, error)
+                return []
+        alone = ({index: prompt} for index, prompt in prompts.items())
+        return [task for one in alone for task in self._roots(batch, one, unusable)]
 
-    def _done(self) -> list[ActiveSearch]:
-        return in_order(active for active in self.under_way.idle.values() if active.done)
+    def _search(
+        self, index: int, root: Branch, problem: Problem, config: SearchConfig
+    ) -> ActiveSearch:
+        case = config.case(problem)
+        steps = steps_of(config.search, root, case)
+        active = ActiveSearch(problem, index, root, case, steps, config, self.contained)
+        active.record(root, None)
+        chat = Chat(config.template, (), len(root.tokens))
+        active.begin_turn(root, chat, self.engine.tokenizer)
+        self.active[index] = active
+        return active
 
-    def _end(self, done: Sequence[ActiveSearch]) -> Events:
+    def _end_done(self) -> Events:
         """The results of searches that have ended; a search may first spend its reserve."""
-        for active in done:
+        for active in [a for a in self.active.values() if a.done and not a.growing]:
             active.close()
             if active.done:
                 result = active.result(self.engine.tokenizer)
                 self._release([active])
                 result.error = active.error
-                self.under_way.leave(active.index)
+                del self.active[active.index]
                 self.under_way.withdraw(active.index)
                 self.admission.note_end()
                 yield active.index, active.progress("finished", result=result)
@@ -227,6 +282,10 @@ class Driver:
         self.engine.release([branch for branches in retired.values() for branch in branches])
         for active, branches in retired.items():
             _forget(active, branches)
+
+    def _free(self, active: ActiveSearch, branches: Sequence[Branch]) -> None:
+        self.engine.release(branches)
+        _forget(active, branches)
 
     # ------------------------------------------------------------ requests
 
@@ -244,9 +303,7 @@ class Driver:
     def let_go(self, active: ActiveSearch) -> None:
         """Free the branches that a search needs no more, until it asks for something else."""
         while isinstance(active.request, Release):
-            branches = active.released(active.request.branches)
-            self.engine.release(branches)
-            _forget(active, branches)
+            self._free(active, active.released(active.request.branches))
             if active.request is not None:
                 active.advance(None)
 
@@ -259,3 +316,11 @@ def _forget(active: ActiveSearch, branches: Sequence[Branch]) -> None:
     except VerifierError as error:
         if active.error is None:
             active.fail(error)
+
+
+def _unsolved(problem: Problem, config: SearchConfig, why: InvalidInput | None) -> Progress:
+    """The end of a problem whose prompt cannot be used, or that was cancelled before."""
+    error = None if why is None else error_text(why)
+    stopped: Stopped | None = "cancelled" if why is None else None
+    result = Result.unsolved(problem, config.options.seed, error, stopped)
+    return Progress(problem, 0, "finished", [], result.usage, result)

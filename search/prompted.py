@@ -52,7 +52,7 @@ def _varied(engine: Backend, active: ActiveSearch, request: Vary) -> PassEvents:
         active.begin_turn(branch, Chat(templates[place % len(templates)], (), start), tokenizer)
     branches = yield from task.passes()
     if not active.over:
-        yield _answered(active, branches)
+        yield active.answer("prompted", branches)
 
 
 def _handed_on(
@@ -71,7 +71,7 @@ def _handed_on(
         engine.release(active.retire(children))
         active.refuse(error)
         return None
-    return _answered(active, children)
+    return active.answer("prompted", children)
 
 
 def _handed(
@@ -93,9 +93,3 @@ def _handed(
     active.record(child, branch)
     active.begin_turn(child, Chat(template, said, len(prompt)), tokenizer)
     return child
-
-
-def _answered(active: ActiveSearch, branches: Sequence[Branch]) -> tuple[int, Progress]:
-    progress = active.progress("prompted", branches)
-    active.advance(branches)
-    return active.index, progress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from search.active_search import ActiveSearch
@@ -18,7 +18,7 @@ PassEvents = Iterator[tuple[int, Progress] | None]
 """What happened, and None after each pass of the model, where the work may be left for a while."""
 
 BeginDecoding = Callable[[ActiveSearch, list[Branch], Step, Sampling], None]
-"""Lets new branches decode a step, or a phase of one."""
+"""Lets new branches decode a step, or a part of one."""
 
 
 @dataclass(eq=False)
@@ -40,27 +40,18 @@ class Work:
 
 @dataclass(eq=False)
 class UnderWay:
-    """The problems that have begun and not ended, by their numbers.
-
-    active: all of them. timed: those whose time may run out, or that can be cancelled.
-    idle: those that don't decode, so that no step goes through all that do.
-    works: what goes on with the next steps, the first of them first.
-    """
+    """active: the problems that have begun and not ended, by their numbers, in the order in which
+    they began. works: what goes on with the next steps, the first of them first."""
 
     active: dict[int, ActiveSearch] = field(default_factory=dict)
-    timed: dict[int, ActiveSearch] = field(default_factory=dict)
-    idle: dict[int, ActiveSearch] = field(default_factory=dict)
     works: list[Work] = field(default_factory=list)
 
-    def enter(self, active: ActiveSearch) -> None:
-        self.active[active.index] = self.idle[active.index] = active
-        if active.can_be_overdue:
-            self.timed[active.index] = active
+    def resting(self) -> list[ActiveSearch]:
+        """Those that don't decode."""
+        return [active for active in self.active.values() if not active.growing]
 
-    def leave(self, index: int) -> ActiveSearch | None:
-        self.timed.pop(index, None)
-        self.idle.pop(index, None)
-        return self.active.pop(index, None)
+    def add_work(self, active: ActiveSearch, task: PassEvents) -> None:
+        self.works.append(Work(task, {active.index}))
 
     def withdraw(self, index: int) -> None:
         for work in list(self.works):
@@ -68,27 +59,3 @@ class UnderWay:
             if not work.indices:
                 self.works.remove(work)
                 work.close()
-
-    def decodes(self, active: ActiveSearch) -> None:
-        self.idle.pop(active.index, None)
-
-    def rests(self, active: ActiveSearch) -> None:
-        if active.index in self.active:
-            self.idle[active.index] = active
-
-    def resting(self) -> list[ActiveSearch]:
-        return in_order(self.idle.values())
-
-    def add_work(self, active: ActiveSearch, task: PassEvents) -> None:
-        self.works.append(Work(task, {active.index}))
-
-    def clear(self) -> list[ActiveSearch]:
-        searches = list(self.active.values())
-        self.active.clear()
-        self.timed.clear()
-        self.idle.clear()
-        return searches
-
-
-def in_order(searches: Iterable[ActiveSearch]) -> list[ActiveSearch]:
-    return sorted(searches, key=lambda active: active.spending.started)

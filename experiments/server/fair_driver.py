@@ -13,7 +13,7 @@ from search.active_search import ActiveSearch
 from search.admission import PROBLEMS, ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
-from search.rates import Rates
+from search.rates import price
 from search.under_way import Events, Work
 from ttc.backend import Backend
 from ttc.engine import Engine
@@ -187,7 +187,7 @@ class FairDriver(Driver):
         if not isinstance(active.request, Rate) or active.over:
             return 0
         try:
-            return Rates(self.engine).price(active, active.request)
+            return price(self.engine, active, active.request)
         except VerifierError as error:
             active.fail(error)
             return 0

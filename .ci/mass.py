@@ -22,14 +22,13 @@ def room_of(file: str, rooms: set[str]) -> str:
 
 
 def kinds() -> dict[str, str]:
-    """Of the paths of parts, "parts" or "laboratory"."""
+    """Which rooms are parts, and which the wheel leaves out: the laboratory."""
     parts = tomllib.loads((ROOT / "ttc" / "parts.toml").read_text(encoding="utf-8"))
-    return {
-        path: "laboratory" if name == "laboratory" else "parts"
-        for name, part in parts.items()
-        for path in part["paths"]
-        if path.startswith(PACKAGES)
-    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    paths = [path for part in parts.values() for path in part["paths"]]
+    rooms = {path: "parts" for path in paths if path.startswith(PACKAGES)}
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    return rooms | dict.fromkeys(wheel["exclude"], "laboratory")
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ def test_a_room_that_is_too_large_new_or_gone_is_told(tmp_path: Path) -> None:
     files = {
         ".ci/mass.toml": '"ttc" = 10\n"ttc/large" = 2\n"ttc/gone" = 5\n',
         "ttc/parts.toml": '[part]\npaths = ["ttc/large", "ttc/small", "tests/part"]\n',
+        "pyproject.toml": "[tool.hatch.build.targets.wheel]\nexclude = []\n",
         "ttc/notes.txt": "no code, however long",
         "ttc/a.py": "x = 1",
         "ttc/b.cpp": "int x",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from experiments.runs.provenance import code_hash
@@ -10,6 +12,14 @@ from ttc.errors import number_of
 
 UNNOTED = "AVX512 with bfloat16"
 """The instructions of the machines whose records name none: these are older than the field."""
+
+
+def save(record: Mapping[str, Any], file: Path) -> None:
+    """Write a record, so that a break leaves the old one or the new one whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    new.replace(file)
 
 
 def parts(found: dict[str, Any]) -> list[dict[str, Any]]:

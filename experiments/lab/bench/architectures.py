@@ -9,7 +9,6 @@ with its cache, and with one plain run.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import multiprocessing
 import re
@@ -25,6 +24,7 @@ from typing import Annotated, Any
 import torch
 
 from experiments.lab.bench.options import RESULTS
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 from experiments.standins.pretended import NAME, pretended_devices
 from experiments.standins.small_models import (
@@ -149,8 +149,7 @@ def run(
         command, model="every causal language model of transformers, small, random weights, float32"
     )
     result |= {"rows": rows}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, out)
     print(summary(result))
     if wrong := [row["case"] for row in rows if row["verdict"] == "wrong"]:
         raise SystemExit(f"wrong: {', '.join(wrong)}")

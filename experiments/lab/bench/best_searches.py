@@ -20,6 +20,7 @@ from experiments.eval.compare.rows import ComparedRow
 from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.lab.bench.dtypes import default_dtype
 from experiments.lab.bench.options import RESULTS
+from experiments.lab.records import save
 from experiments.runs.finished import FinishedRun
 from experiments.runs.provenance import provenance
 from ttc.errors import InvalidInput
@@ -72,7 +73,7 @@ def run(
         figures = row_figures(row)
         del figures["folders"]
         record["rows"].append(figures | {"settings": SEARCHES[name][1]})
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    save(record, out)
     print(table(record))
 
 

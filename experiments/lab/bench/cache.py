@@ -3,7 +3,6 @@ idle."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from hydra import compose, initialize_config_module
 
 from experiments.lab.bench.options import RESULTS, Model
+from experiments.lab.records import save
 from experiments.runs.bootstrap import difference
 from experiments.runs.build import make_template
 from experiments.runs.data import load_task
@@ -60,8 +60,7 @@ def run(
         model=f"{model}, float32, its real weights; sums, best-first search, arithmetic verifier",
     )
     result |= {"rows": rows}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, out)
     print(table(result))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from experiments.lab.bench.options import RESULTS
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 from ttc.calibration.measure_device import ProfileBeside
 from ttc.calibration.pass_timer import PassTimer
@@ -98,7 +98,7 @@ def run(
     record = provenance(
         f"python -m experiments.bench {' '.join(sys.argv[1:])}", model="random weights, bfloat16"
     )
-    out.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    save(record | {"rows": rows}, out)
     print(table(rows))
 
 

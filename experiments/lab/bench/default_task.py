@@ -14,6 +14,7 @@ import experiments.runs.problem_loop  # noqa: F401  the record names the code th
 from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.lab.bench.dtypes import default_dtype
 from experiments.lab.bench.options import RESULTS
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 
 SEARCHES = {
@@ -47,7 +48,7 @@ def run(*, problems: int = 200, out: Path = RESULTS / "default_task.json") -> No
         model=f"smollm2-135m, {default_dtype()}, its real weights",
     )
     result |= {"rows": rows}
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, out)
     print(table(result))
 
 

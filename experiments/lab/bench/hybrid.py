@@ -16,6 +16,7 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from experiments.lab.bench.options import RESULTS
 from experiments.lab.bench.prefix import timed_generate
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 from experiments.standins.small_models import Characters
 from ttc.engine import Engine
@@ -109,8 +110,7 @@ def run(*, out: Path = RESULTS / "hybrid.json") -> None:
         "rounds": ROUNDS,
         "rows": rows,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, out)
     print(table(result))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -11,6 +10,7 @@ from typing import Any
 
 from experiments.lab.bench.options import RESULTS, Model
 from experiments.lab.bench.search import problems_of
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 from search import BeamSearch, BestOfN, Search, solve
 from ttc.engine import Engine
@@ -61,8 +61,7 @@ def run(
             rows.append({"search": name} | most)
     about = f"{model}, its real weights"
     record = provenance("python -m experiments.bench kept", model=about) | {"rows": rows}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    save(record, out)
     print(table(record))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from experiments.lab.bench.options import RESULTS, Model
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 from ttc.approximate.quantized_kv import Bytes, QuantizedKV
 from ttc.engine import Engine
@@ -66,8 +67,7 @@ def run(
         print(json.dumps({name: figures[name]}), flush=True)
     words = f"python -m experiments.bench kv_storage --texts {texts} --tokens {tokens}"
     result = provenance(words, model=f"{model}, bfloat16, its real weights") | figures
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    save(result, out)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ import torch
 
 from experiments.lab.bench.options import RESULTS, Model, Peer
 from experiments.lab.bench.search import NO_PEER, PEER, Figures, measured
+from experiments.lab.records import save
 from experiments.runs.provenance import commit, provenance
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
@@ -80,9 +81,8 @@ def run(
         rows = [other for other in rows if not place.items() <= other.items()]
         rows.append(place | row | known | {"process_s": time.perf_counter() - start})
         print(json.dumps(rows[-1]), flush=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
         record = provenance(words, model=about) | {"rows": rows}
-        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        save(record, out)
     print(table({"rows": rows}))
     if failed:
         raise TTCError(f"{failed[0]}; the figures of the others are in {out}")

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OP
 
 from experiments.lab.bench.options import RESULTS
 from experiments.lab.bench.prefix import prompt
-from experiments.lab.records import changed_modules
+from experiments.lab.records import changed_modules, save
 from experiments.runs.provenance import machine, provenance
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
 from ttc.cost_model.dims import KVShape
@@ -317,8 +317,7 @@ def run_device(shape: str, beams: int, step_tokens: int, quick: bool, out: Path)
 
 
 def _save(result: dict[str, Any], out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, out)
 
 
 def _complete(

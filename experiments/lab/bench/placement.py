@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from experiments.lab.bench.options import RESULTS
 from experiments.lab.paper.helm import CHAT, CPU, LINK, MACHINES, qwen3
+from experiments.lab.records import save
 from experiments.runs.provenance import machine, provenance
 from ttc import Engine, Split, Streamed
 from ttc.attention.plan import Plan
@@ -113,10 +114,7 @@ def run(*, out: Path = RESULTS / "placement.json") -> None:
                 model="random weights of Qwen 3's kind, float32",
                 simulated=SIMULATED,
             )
-            out.write_text(
-                json.dumps(record | {"settings": settings, "rows": rows}, indent=1) + "\n",
-                encoding="utf-8",
-            )
+            save(record | {"settings": settings, "rows": rows}, out)
     print(table({"rows": rows}))
 
 

@@ -23,6 +23,7 @@ from transformers.initialization import no_init_weights
 
 from experiments.lab.bench.options import RESULTS
 from experiments.lab.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
+from experiments.lab.records import save
 from experiments.runs.provenance import commit, machine, provenance
 from ttc import Engine
 from ttc.calibration.measure_device import profile_link
@@ -139,7 +140,7 @@ def run(
             simulated="the link, and how slow the host is",
         )
         record |= {"profile": devices, "rows": rows}
-        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        save(record, out)
         print(table({"rows": found}), flush=True)
 
 

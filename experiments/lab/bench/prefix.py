@@ -20,7 +20,7 @@ import torch
 
 from experiments.lab.bench.dtypes import default_dtype, generate_dtype
 from experiments.lab.bench.options import RESULTS, Model
-from experiments.lab.records import UNNOTED, parts
+from experiments.lab.records import UNNOTED, parts, save
 from experiments.runs.provenance import provenance
 from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.engine import Engine
@@ -267,9 +267,8 @@ def run(
         "weight_bytes": weights,
         "rows": rows,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     written = _beside_others(result, out) if size == "short" else result
-    out.write_text(json.dumps(written, indent=1) + "\n")
+    save(written, out)
     print({"short": short_table, "avx2": avx2_table}.get(size, table)(result))
 
 
@@ -452,7 +451,6 @@ def draw(figures: Path, out: Path) -> bool:
         yscale="log",
     )
     axis.legend()
-    out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=120, metadata={"Software": None})
     pyplot.close(figure)
     return True

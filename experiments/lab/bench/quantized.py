@@ -22,6 +22,7 @@ import torch
 
 from experiments.lab.bench.dtypes import generate_dtype
 from experiments.lab.bench.options import RESULTS, Peer
+from experiments.lab.records import save
 from experiments.runs.provenance import commit, provenance
 from experiments.standins.random_gguf import MIXED, Shape, write_llama
 from ttc.cost_model.bandwidth import best_of_five, read_bandwidth
@@ -184,8 +185,7 @@ def _measure(
             row["rounds_ms"] = {way: [a["ms"] for a in found] for way, found in answers.items()}
             row["peak_bytes"] = {way: found[-1]["peak_bytes"] for way, found in answers.items()}
             record["rows"].append(row)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            save(record, out)
             shown = ", ".join(f"{way} {ms:.0f} ms" for way, ms in row["ms"].items())
             print(f"{name}, {figure}: {shown}", flush=True)
     finally:

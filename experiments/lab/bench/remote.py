@@ -3,7 +3,6 @@ second."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from omegaconf import DictConfig
 
 from experiments.cli.output import say
 from experiments.lab.bench.options import RESULTS
+from experiments.lab.records import save
 from experiments.runs.build import make_template
 from experiments.runs.data import load_task
 from experiments.runs.provenance import provenance
@@ -66,7 +66,7 @@ def run(
         model=f"{model}, {dtype} on the engine, its real weights",
     )
     made |= {"server": server, "offers": remote.capabilities.describe(), "rows": rows}
-    out.write_text(json.dumps(made, indent=1) + "\n")
+    save(made, out)
     remote.close()
     print(table(made))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 from experiments.lab.bench.options import RESULTS
+from experiments.lab.records import save
 from experiments.runs.build import make_template
 from experiments.runs.data import load_task
 from experiments.runs.provenance import provenance
@@ -111,8 +111,7 @@ def run(*, problems: int = 4, out: Path = RESULTS / "reward_model.json") -> None
         "rows": rows,
         "same_texts": texts[0] == texts[1],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, out)
     print(table(result))
 
 

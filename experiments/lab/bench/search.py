@@ -26,7 +26,7 @@ from experiments.cli.settings import DatasetConfig
 from experiments.lab.bench.options import RESULTS, Data, Model, Peer
 from experiments.lab.bench.search_tables import Figures, aims_table, searches_table, steps_table
 from experiments.lab.bench.step_timers import timers
-from experiments.lab.records import changed_modules
+from experiments.lab.records import changed_modules, save
 from experiments.runs.data import load_task
 from experiments.runs.provenance import provenance
 from search import BeamSearch, BestFirst, BestOfN, Search, solve, solve_each
@@ -323,10 +323,7 @@ class Record:
         self.result[part] |= {
             name: value for name, value in self._about(part).items() if name != "command"
         }
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        new = self.file.with_suffix(".new")
-        new.write_text(json.dumps(self.result, indent=1) + "\n")
-        new.replace(self.file)
+        save(self.result, self.file)
 
     def _about(self, part: str) -> dict[str, Any]:
         words = ["python -m experiments.bench", *sys.argv[1:]]

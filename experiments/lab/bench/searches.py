@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from experiments.lab.bench.budgets import (
 )
 from experiments.lab.bench.dtypes import default_dtype
 from experiments.lab.bench.options import RESULTS, Model
+from experiments.lab.records import save
 from experiments.runs.build import make_engine, make_template, make_verifier
 from experiments.runs.data import LoadedTask, graded, load_task
 from experiments.runs.fingerprint import data_fingerprint, model_fingerprint
@@ -239,10 +239,7 @@ def write(rows: Sequence[Figures], command: str, model: str, out: Path) -> None:
         model=f"{model}, {default_dtype()}, its real weights",
     )
     record |= {"rows": rows, "comparisons": comparisons(rows)}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    new = out.with_suffix(".json.new")
-    new.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    os.replace(new, out)
+    save(record, out)
 
 
 def comparisons(rows: Sequence[Figures]) -> list[Figures]:

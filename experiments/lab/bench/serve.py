@@ -29,6 +29,7 @@ import httpx2
 
 from experiments.cli.output import say
 from experiments.lab.bench.options import RESULTS, Model, Peer
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 from ttc.errors import TTCError
 from ttc.model.loading.model_files import local_path
@@ -284,7 +285,6 @@ def run(
     words = f"python -m experiments.bench serve --clients {counts} --requests {requests}"
     record = provenance(words, model=f"{model}, bfloat16, its real weights")
     record |= {"requests": requests, "rows": rows}
-    out.parent.mkdir(parents=True, exist_ok=True)
     for name, server in servers(model, peer).items():
         with started(server) as (url, _):
             numbers = itertools.count(1)
@@ -295,7 +295,7 @@ def run(
                 seconds = asyncio.run(load.run(count, requests))
                 rows.append({"server": name} | figures(load, count, seconds))
                 say(json.dumps(rows[-1]))
-                out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+                save(record, out)
     print(table(record))
 
 

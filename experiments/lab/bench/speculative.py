@@ -11,6 +11,7 @@ from statistics import median
 from typing import Annotated, Any
 
 from experiments.lab.bench.options import RESULTS
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 from ttc import Branch, DraftModel, Engine, PromptLookup, Sampling
 from ttc.model.loading.default_model import smollm2_file
@@ -91,8 +92,7 @@ def run(
         f"weights as they are stored, cost={DRAFT_COST}",
     )
     record |= {"row_costs": costs, "cases": figures}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    save(record, out)
     print(table(record))
 
 

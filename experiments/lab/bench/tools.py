@@ -11,6 +11,7 @@ from typing import Any
 
 from experiments.lab.bench.options import RESULTS
 from experiments.lab.bench.word_problems import CONTAINERS, NAMES, THINGS, VERBS
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 from experiments.runs.stats import mcnemar, wilson
 from search import Greedy, solve_each
@@ -88,7 +89,7 @@ def run(*, problems: int = 200, out: Path = RESULTS / "tools.json") -> None:
             tools=CalculatorTools() if tool else None,
         ):
             solved[result.problem.id] = _figures(result)
-            out.write_text(json.dumps(record) + "\n")
+            save(record, out)
     print(table(record))
 
 

@@ -26,6 +26,7 @@ from experiments.cli.tables import Table, amount
 from experiments.lab.bench.gpu.machine import FAILED, LEFT_OUT, MEASURED, RIGHT, WRONG, Machine, Row
 from experiments.lab.bench.gpu.parts import REHEARSAL_TIMES, Asked, Part, parts
 from experiments.lab.bench.options import Model, Peer
+from experiments.lab.records import save
 from experiments.runs.provenance import provenance
 from ttc.errors import InvalidInput, number_of
 
@@ -76,7 +77,7 @@ def run(
             say(f"{part.name}: {part.about}, {min(part.seconds, left):.0f} s at most")
             record["parts"].append(run_part(part, asked, min(part.seconds, left)))
             say(_line(record["parts"][-1]))
-        _write(record, out)
+        save(record, out)
     show_text(table(record))
     say(f"send this file: {out}")
     return int(any(part["verdict"] not in GOOD for part in record["parts"]))
@@ -161,14 +162,6 @@ def _part(part: Part, verdict: str, rows: list[Row], seconds: float, error: str)
         "error": error,
         "rows": rows,
     }
-
-
-def _write(record: dict[str, Any], out: Path) -> None:
-    """Bring the file up to date, in one piece."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    new = out.with_suffix(".new")
-    new.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    new.replace(out)
 
 
 def _line(part: dict[str, Any]) -> str:

@@ -186,7 +186,7 @@ class Reader:
             piece = self.reads.pieces[number]
             source = piece.kv.host[unit.layer]
             assert source is not None, "KV to be read is in neither tier"
-            place = shape.lay_out(buffer[offset:], piece.length, None, heads)
+            place = shape.lay_out(buffer[offset:], piece.length, heads)
             where = unit.heads, slice(piece.first, piece.first + piece.length)
             copies += [(new, old[where]) for new, old in zip(place.both, source.both, strict=True)]
             offset += piece.length * heads * (shape.key_dim + shape.value_dim)

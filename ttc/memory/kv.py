@@ -1,17 +1,13 @@
-"""KV of a run of tokens, and how keys and values lie in memory."""
+"""How keys and values lie in memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from struct import pack
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-PLACE_BYTES = 6 * 8
-"""Of what `LayerKV.place` gives."""
 
 
 def first_seen(position: int, window: int | None, chunk: int | None) -> int:
@@ -62,27 +58,15 @@ class LayerShape:
         """The shape in bytes, where each number takes one and each row so many besides."""
         return replace(self, key_dim=self.key_dim + row_bytes, value_dim=self.value_dim + row_bytes)
 
-    def lay_out(
-        self,
-        buffer: Tensor,
-        tokens: int,
-        rows: int | None = None,
-        heads: int | None = None,
-        by_token: bool = False,
-    ) -> LayerKV:
-        """Keys and values as views of a flat buffer, all keys first: ([rows,] heads, tokens, dim).
-
-        heads: None for all of the layer's. by_token: one token of all rows lies side by side, so
-            that it is written in one piece.
-        """
-        lead = () if rows is None else (rows,)
-        lead = (*lead, self.kv_heads if heads is None else heads)
-        split = prod(lead) * tokens * self.key_dim
-        end = split + prod(lead) * tokens * self.value_dim
-        parts = ((buffer[:split], self.key_dim), (buffer[split:end], self.value_dim))
-        if by_token:
-            return LayerKV(*(part.view(tokens, *lead, dim).movedim(0, -2) for part, dim in parts))
-        return LayerKV(*(part.view(*lead, tokens, dim) for part, dim in parts))
+    def lay_out(self, buffer: Tensor, tokens: int, heads: int | None = None) -> LayerKV:
+        """Keys and values as views of a flat buffer, all keys first: (heads, tokens, dim). heads:
+        None for all of the layer's."""
+        heads = self.kv_heads if heads is None else heads
+        split = heads * tokens * self.key_dim
+        keys, values = buffer[:split], buffer[split : split + heads * tokens * self.value_dim]
+        return LayerKV(
+            keys.view(heads, tokens, self.key_dim), values.view(heads, tokens, self.value_dim)
+        )
 
 
 class Codec(Protocol):
@@ -107,34 +91,30 @@ class Codec(Protocol):
 
 
 class LayerKV:
-    """Keys and values of one layer: (kv_heads, tokens, dim), or (rows, kv_heads, tokens, dim) for
-    tails."""
+    """Keys and values of one layer, (kv_heads, tokens, dim) each. An ACT block has the inputs of
+    its K and V projections, (1, tokens, width), as the keys of one head, and no values."""
 
-    __slots__ = ("_block", "_layer", "_place", "_views")
+    __slots__ = ("_block", "_place", "_views")
 
     def __init__(self, keys: Tensor, values: Tensor):
         self._views: tuple[Tensor, Tensor] | None = (keys, values)
-        self._block: Tensor | None = None
-        self._layer = 0
+        self._block: tuple[Tensor, int] | None = None
         self._place: bytes | None = None
 
     @classmethod
     def of_block(cls, block: Tensor, layer: int) -> LayerKV:
-        """A layer of a `KV.block`. Its views are made when they are asked for: a kernel needs
+        """A layer of a `Storage.block`. Its views are made when they are asked for: a kernel needs
         none."""
-        copies = cls.__new__(cls)
-        copies._block = block
-        copies._layer = layer
-        copies._views = None
-        copies._place = None
-        return copies
+        copy = cls.__new__(cls)
+        copy._views, copy._block, copy._place = None, (block, layer), None
+        return copy
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:
         if self._views is None:
             assert self._block is not None
-            keys, values = self._block[self._layer].unbind(0)
-            self._views = keys, values
+            block, layer = self._block
+            self._views = block[layer, 0], block[layer, 1]
         return self._views
 
     @property
@@ -149,47 +129,19 @@ class LayerKV:
     def place(self) -> bytes:
         """Where a kernel finds it, as six int64 numbers: the addresses of keys and values, then of
         each the strides by head and by token."""
-        if self._place is None and self._block is not None:
-            size = self._block.element_size()
-            by_layer, by_part, *_, by_head, by_token, _ = self._block.stride()
-            start = self._block.data_ptr() + size * by_layer * self._layer
-            self._place = pack(
-                "6q", start, start + size * by_part, by_head, by_token, by_head, by_token
-            )
-        elif self._place is None:
+        if self._place is None:
             k, v = self.both
-            self._place = pack(
-                "6q", k.data_ptr(), v.data_ptr(), *k.stride()[-3:-1], *v.stride()[-3:-1]
-            )
+            self._place = pack("6q", k.data_ptr(), v.data_ptr(), *k.stride()[:2], *v.stride()[:2])
         return self._place
 
     @classmethod
     def empty(
-        cls,
-        shape: LayerShape,
-        tokens: int,
-        rows: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-        on_host: bool,
+        cls, shape: LayerShape, tokens: int, dtype: torch.dtype, device: torch.device, on_host: bool
     ) -> LayerKV:
-        """Keys and values in one new buffer. Host copies of tails lie token by token, as they are
-        written."""
+        """Keys and values in one new buffer."""
         pinned = on_host and device.type == "cuda"
         place = torch.device("cpu") if on_host else device
-        buffer = torch.empty(
-            shape.elements * tokens * (rows or 1), dtype=dtype, device=place, pin_memory=pinned
+        elements = shape.elements * tokens
+        return shape.lay_out(
+            torch.empty(elements, dtype=dtype, device=place, pin_memory=pinned), tokens
         )
-        return shape.lay_out(buffer, tokens, rows, by_token=on_host and rows is not None)
-
-
-class LayerACT(LayerKV):
-    """A layer of an ACT block: the input of its K and V projections, (1, tokens, width), as the
-    keys of one head with no values. Attention cannot read it."""
-
-    __slots__ = ()
-
-    @property
-    def place(self) -> bytes:
-        """Nowhere: no kernel reads it."""
-        return bytes(PLACE_BYTES)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ttc.errors import InvalidInput
-from ttc.memory.kv import Codec, LayerACT, LayerKV, LayerShape
+from ttc.memory.kv import Codec, LayerKV, LayerShape
 from ttc.memory.link import DryLink, Link
 from ttc.memory.state_memory import StateMemory
 from ttc.memory.storage import Storage
@@ -25,7 +25,7 @@ class Memory(Tiers):
 
     block_tokens: the most tokens of a storage, which is what moves at once; None for no limit.
     one_block: whether all layers of a storage lie side by side on the device, so that a kernel
-        finds them quickly; they then come and go together.
+        finds them quickly; they never move then.
     codec: how storages that no branch decodes in keep their numbers, None for the model's own
         type.
     live: all storages, in order of creation.
@@ -104,12 +104,8 @@ class Memory(Tiers):
         layers = self.layers[self.fixed_layers :]
         here = layers if near is None else [layer for layer in near if layer >= self.fixed_layers]
         away = [layer for layer in layers if layer not in here]
-        here_bytes, away_bytes = (
-            sum(self.piece_bytes(storage, layer) for layer in side) for side in (here, away)
-        )
-        if self.device.free_bytes < here_bytes:
-            self.make_room(here_bytes)
-        self.claim(self.device, here_bytes)
+        here_bytes, away_bytes = self.bytes_in(storage, here), self.bytes_in(storage, away)
+        self.claim_device(here_bytes)
         self.require_host(away_bytes)
         if self.one_block and not storage.acts and not away:
             shape, dtype = self.form(storage, 0)
@@ -168,11 +164,11 @@ class Memory(Tiers):
         for layer in range(self.fixed_layers):
             near = storage.device[layer]
             assert near is not None
-            twin.device[layer] = type(near)(*storage.span(near, first, end))
+            twin.device[layer] = LayerKV(*storage.span(near, first, end))
         for layer in layers:
             source = storage.host[layer]
             assert source is not None
-            twin.host[layer] = type(source)(*storage.span(source, first, end))
+            twin.host[layer] = LayerKV(*storage.span(source, first, end))
         twin.written = storage.written
         try:
             self.fetch(twin, cause, layers)
@@ -199,10 +195,8 @@ class Memory(Tiers):
         """Room on the device for the inputs of some layers' K and V projections, beside what a
         storage keeps. Raises OutOfMemory."""
         inputs = Storage(len(self.shapes), storage.start, storage.room, layers)
-        nbytes = sum(self.piece_bytes(inputs, layer) for layer in layers)
-        if self.device.free_bytes < nbytes:
-            self.make_room(nbytes)
-        self.claim(self.device, nbytes)
+        nbytes = self.bytes_in(inputs, layers)
+        self.claim_device(nbytes)
         for layer in layers:
             inputs.device[layer] = self.buffer(inputs, layer)
         self.device.take(nbytes)
@@ -217,7 +211,7 @@ class Memory(Tiers):
         """Keep the inputs alone in the layers that have any."""
         inputs = storage.inputs
         assert inputs is not None
-        freed = sum(self.piece_bytes(storage, layer) for layer in inputs.acts)
+        freed = self.bytes_in(storage, inputs.acts)
         for layer in inputs.acts:
             storage.device[layer] = inputs.device[layer]
         storage.acts, storage.inputs, storage.block = inputs.acts, None, None
@@ -234,17 +228,13 @@ class Memory(Tiers):
         self.send_to_host(storage, list(zip(places, new, strict=True)), "new")
 
     def mirror(self, storage: Storage) -> None:
-        """Give what the device has of a storage room on the host, which `write_on` fills; none
-        where the host has too little."""
-        missing = [
-            layer for layer in self.layers if storage.device[layer] and not storage.host[layer]
-        ]
-        nbytes = sum(self.piece_bytes(storage, layer) for layer in missing)
-        if len(missing) < len(self.layers) or nbytes > self.host.free_bytes:
+        """Give a storage on the device room on the host, which `write_on` fills; none where the
+        host has too little."""
+        nbytes = self.bytes_in(storage, self.layers)
+        if not storage.is_resident or nbytes > self.host.free_bytes:
             return
         self.claim(self.host, nbytes)
-        for layer in missing:
-            storage.host[layer] = self.buffer(storage, layer, host=True)
+        storage.host = [self.buffer(storage, layer, host=True) for layer in self.layers]
         self.host.take(nbytes)
         storage.on_host = 0
 
@@ -300,22 +290,15 @@ class Memory(Tiers):
             near = torch.device("cpu") if piece < self.fixed_layers else shape.device or near
         tier = self.host if host else self.device
         on_host = host and self.link.device.type != "meta"  # a dry run has no numbers anywhere
-        like = block.room, None, dtype, near, on_host
         with as_out_of_memory(tier, self.piece_bytes(block, piece)):
-            if piece in block.acts:
-                return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
-            return LayerKV.empty(shape, *like)
+            form = shape.as_inputs if piece in block.acts else shape
+            return LayerKV.empty(form, block.room, dtype, near, on_host)
 
     def form(self, storage: Storage, layer: int) -> tuple[LayerShape, torch.dtype]:
         """How a layer of a storage lies in memory."""
         if storage.codec is None:
             return self.shapes[layer], self.dtype
         return self.shapes[layer].packed(storage.codec.row_bytes), torch.int8
-
-    def evict(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
-        super().evict(block, cause, pieces)
-        if isinstance(block, Storage):
-            block.block = None
 
     # ---------------------------------------------------------------- bytes
 
@@ -351,11 +334,6 @@ class Memory(Tiers):
 
     def unreserve(self, buffer: Tensor) -> None:
         self.device.give(buffer.numel() * self.dtype.itemsize)
-
-    def device_bytes(self, storage: Storage) -> int:
-        """What a storage takes on the device, inputs beside it included."""
-        beside = 0 if storage.inputs is None else self.tier_bytes(storage.inputs)[0]
-        return self.tier_bytes(storage)[0] + beside
 
     # ---------------------------------------------------------------- trials
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.memory.kv import PLACE_BYTES, Codec, LayerKV, LayerShape
+from ttc.memory.kv import Codec, LayerKV, LayerShape
 from ttc.memory.tiers import BlockOf
 
 SHORT_STEP_TOKENS = 64
@@ -20,6 +20,9 @@ LEAST_TOKENS = 32
 
 WRITTEN_PER_ROOM = 4
 """And for one more for each so many that its branch has written."""
+
+NOWHERE = bytes(6 * 8)
+"""The place (`LayerKV.place`) of a layer that no kernel can read."""
 
 
 class Storage(BlockOf[LayerKV]):
@@ -65,7 +68,7 @@ class Storage(BlockOf[LayerKV]):
         """A storage on the device that no memory knows, as for a check."""
         storage = cls(len(shapes), 0, tokens)
         storage.device = [
-            LayerKV.empty(shape, tokens, None, dtype, shape.device or device, on_host=False)
+            LayerKV.empty(shape, tokens, dtype, shape.device or device, on_host=False)
             for shape in shapes
         ]
         return storage
@@ -116,11 +119,11 @@ class Storage(BlockOf[LayerKV]):
         self.room, self.codec = other.room, other.codec
 
     def places(self) -> bytes:
-        """Where a kernel finds each layer (`LayerKV.place`), one after the other; zeros where it is
-        not on the device."""
+        """Where a kernel finds each layer (`LayerKV.place`), one after the other; zeros where it
+        cannot read it."""
         if self.block is None:
-            nowhere = bytes(PLACE_BYTES)
-            return b"".join([nowhere if copy is None else copy.place for copy in self.device])
+            copies = [self.readable(layer) for layer in range(len(self.device))]
+            return b"".join([NOWHERE if copy is None else copy.place for copy in copies])
         if self._places is None:
             size = self.block.element_size()
             by_layer, by_part, by_head, by_token, _ = self.block.stride()

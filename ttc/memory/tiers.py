@@ -127,7 +127,7 @@ class BlockOf(ABC, Generic[Copy]):
 
 
 Block = BlockOf[Any]
-"""The KV of a segment or of tails, or the recurrent state at a segment's end."""
+"""A storage, or the recurrent state at a segment's end."""
 
 
 class Tiers(ABC):
@@ -169,15 +169,23 @@ class Tiers(ABC):
 
     # ---------------------------------------------------------------- room
 
+    def bytes_in(self, block: Block, pieces: Iterable[int]) -> int:
+        return sum(self.piece_bytes(block, piece) for piece in pieces)
+
     def tier_bytes(self, block: Block) -> tuple[int, int]:
         """Bytes of a block on the device and on the host."""
-        on_device = on_host = 0
-        for piece, (near, far) in enumerate(zip(block.device, block.host, strict=True)):
-            if near is not None:
-                on_device += self.piece_bytes(block, piece)
-            if far is not None:
-                on_host += self.piece_bytes(block, piece)
+        on_device, on_host = (
+            self.bytes_in(block, [n for n, copy in enumerate(side) if copy is not None])
+            for side in (block.device, block.host)
+        )
         return on_device, on_host
+
+    def claim_device(self, nbytes: int) -> None:
+        """See that `nbytes` fit on the device, which the policy makes room for. Raises
+        OutOfMemory."""
+        if self.device.free_bytes < nbytes:
+            self.make_room(nbytes)
+        self.claim(self.device, nbytes)
 
     def claim(self, tier: Tier, nbytes: int) -> None:
         """See that `nbytes` fit now: wait for what is on its way out if they do not fit with it.
@@ -201,9 +209,7 @@ class Tiers(ABC):
         self.claim(self.host, nbytes)
 
     def spare_bytes(self) -> int:
-        return sum(
-            self.piece_bytes(block, piece) for block in self.blocks() for piece in block.spare
-        )
+        return sum(self.bytes_in(block, block.spare) for block in self.blocks())
 
     def give_back(self, block: Block) -> None:
         """Let go of every copy at once: a transfer under way holds its tensors until it is done."""
@@ -222,7 +228,7 @@ class Tiers(ABC):
         missing = [n for n in moving if block.device[n] is not None and block.host[n] is None]
         if not missing:
             return
-        nbytes = sum(self.piece_bytes(block, piece) for piece in missing)
+        nbytes = self.bytes_in(block, missing)
         self.require_host(nbytes, [block])
         buffers = {piece: self.buffer(block, piece, host=True) for piece in missing}
         self.host.take(nbytes)
@@ -238,21 +244,16 @@ class Tiers(ABC):
 
         Waits for the write-back unless it is done or CUDA's allocator does the waiting.
         """
-        leaving = self.moving(block, pieces)
+        leaving = [n for n in self.moving(block, pieces) if block.device[n] is not None]
         self.write_back(block, cause, leaving)
-        self.link.wait_before_drop(block.written)
-        self.link.wait_before_drop(block.fetched)
-        freed = 0
+        for transfer in block.under_way:
+            self.link.wait_before_drop(transfer)
         for piece in leaving:
-            if block.device[piece] is not None:
-                block.device[piece] = None
-                freed += self.piece_bytes(block, piece)
-        self.device.give(freed, block.under_way)
+            block.device[piece] = None
+        self.device.give(self.bytes_in(block, leaving), block.under_way)
 
     def missing_bytes(self, block: Block, pieces: Iterable[int]) -> int:
-        return sum(
-            self.piece_bytes(block, piece) for piece in pieces if block.device[piece] is None
-        )
+        return self.bytes_in(block, [piece for piece in pieces if block.device[piece] is None])
 
     def fetch(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
         """Begin to bring some pieces (None: all) to the device. Once one fetch failed, all that
@@ -261,7 +262,7 @@ class Tiers(ABC):
         missing = [piece for piece in chosen if block.device[piece] is None]
         if not missing:
             return
-        nbytes = sum(self.piece_bytes(block, piece) for piece in missing)
+        nbytes = self.bytes_in(block, missing)
         self.claim(self.device, nbytes)
         buffers = {piece: self.buffer(block, piece) for piece in missing}
         self.device.take(nbytes)

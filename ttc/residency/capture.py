@@ -183,7 +183,8 @@ class Capture(Offloading):
     def act_room(self, tokens: int) -> float:
         """For ACT blocks on the device, beside buffers and what a step writes."""
         own = [s for s in self.memory.live if self.writing.get(s, 0) is None]
-        in_use = sum(map(self.memory.device_bytes, own))
+        beside = [s.inputs for s in own if s.inputs is not None]
+        in_use = sum(self.memory.tier_bytes(s)[0] for s in (*own, *beside))
         buffers = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes, default=0)
         free_bytes = self.memory.device.free_bytes - min(buffers, self.half_of_device)
         return free_bytes - max(0, self.step_bytes - in_use)

@@ -50,7 +50,7 @@ def test_copies_for_later_give_way_to_those_needed_now() -> None:
     weights, kv = torch.rand(8, LEAST_PART_BYTES // 4), torch.rand(25)
     there, near = torch.zeros_like(weights), torch.zeros(25)
     pieces = list(zip(there, weights, strict=True))
-    later = link.fetch(pieces, "weights", [Transfer(0, future=gate)], later=True)
+    later = link.fetch(pieces, "weights", [Transfer(future=gate)], later=True)
     now = link.fetch([(near, kv)], "kv")
     gate.set_result(None)
     link.wait(now)
@@ -69,7 +69,7 @@ def test_a_link_that_has_work_does_not_rest() -> None:
     """However late its thread wakes up, one copy begins when the one before it ends."""
     link, gate = Link(torch.device("cpu"), gbps=1e-4), Future[None]()
     link.trace = Trace()
-    source, there, first = torch.rand(20, 25), torch.zeros(20, 25), [Transfer(0, future=gate)]
+    source, there, first = torch.rand(20, 25), torch.zeros(20, 25), [Transfer(future=gate)]
     transfers = [
         link.fetch([pair], "kv", first) for pair in zip(there[:1], source[:1], strict=True)
     ]
@@ -174,10 +174,10 @@ def test_the_time_that_a_gpu_waits_is_read_when_it_is_asked_for(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     link = Link(torch.device("cpu"))
     for at in (25.0, 10.0, 26.5):  # 20 ms, nothing as the stream is past it, 1.5 ms
-        link.wait(Transfer(1, event=Moment(at)))  # type: ignore[arg-type]
+        link.wait(Transfer(event=Moment(at)))  # type: ignore[arg-type]
     assert link.exposed_s == pytest.approx(0.0215)
     assert link.exposed_s == pytest.approx(0.0215)  # read once
     arrived = Moment(99.0)
     arrived.query = lambda: True  # type: ignore[method-assign]
-    link.wait(Transfer(1, event=arrived))  # type: ignore[arg-type]
+    link.wait(Transfer(event=arrived))  # type: ignore[arg-type]
     assert stream.now == 26.5 and link.exposed_s == pytest.approx(0.0215)

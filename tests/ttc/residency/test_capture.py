@@ -22,7 +22,6 @@ from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
 from ttc.attention.reader import Reads
 from ttc.cost_model.capture import CaptureTimes, Line
-from ttc.memory.kv import LayerACT
 from ttc.memory.link import DryLink
 from ttc.memory.storage import Storage
 from ttc.tree.branch import Branch
@@ -106,8 +105,8 @@ def test_activations_alone_need_no_keys_and_values_anywhere() -> None:
     branches = grow(engine)
     for branch in branches:
         assert_like_plain(plain, branch)
-    kept = [copy for kv in engine.memory.live for copy in kv.device if copy is not None]
-    assert kept and all(isinstance(copy, LayerACT) for copy in kept)
+    live = engine.memory.live
+    assert live and all(kv.is_resident and len(kv.acts) == len(kv.device) for kv in live)
     tokens = sum(kv.filled for kv in engine.memory.live)
     assert engine.memory.device.used_bytes == tokens * engine.memory.bytes_per_token // 2
     assert not engine.memory.host.used_bytes and not engine.memory.link.to_device_bytes

@@ -4,7 +4,7 @@ meanwhile."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -17,6 +17,9 @@ from ttc.memory.manager import Memory
 
 Staged = dict[int, LayerKV]
 """Keys and values of pieces, by their numbers."""
+
+Regenerate = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(layer, inputs (tokens, width), positions (tokens,)) -> keys, values (kv_heads, tokens, dim)."""
 
 
 @dataclass(frozen=True)

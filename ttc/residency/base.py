@@ -13,9 +13,8 @@ from weakref import ReferenceType, ref
 
 import torch
 
-from ttc.attention.act_inputs import Regenerate
 from ttc.attention.pieces import Piece, pieces
-from ttc.attention.reader import Fetch, Reader, Reads
+from ttc.attention.reader import Fetch, Reader, Reads, Regenerate
 from ttc.checks import Options, PositiveFloat
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
@@ -180,9 +179,13 @@ class Residency(Options):
     def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
         """A storage for tokens that passes are about to write. one_each: whether a branch decodes
         them."""
-        storage = self.memory.begin(after.end, room)
+        storage = self.memory.begin(after.end, room, near=self.near(room, one_each))
         self.writing[storage] = None if one_each else 0
         return storage
+
+    def near(self, room: int, one_each: bool) -> Sequence[int] | None:
+        """The layers of such a storage that lie on the device, None for all."""
+        return None
 
     def resume(self, storage: Storage, one_each: bool) -> bool:
         """Whether a storage is where passes can write on in it: who decodes finds it on the

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ttc.attention.pieces import Piece
 from ttc.memory.storage import Storage
 from ttc.memory.tiers import Block
 from ttc.residency.base import Paths
-from ttc.residency.beam_scheduling import balanced_grouping, schedule_beams
+from ttc.residency.beam_scheduling import Beams, balanced_grouping, schedule_beams
 from ttc.residency.offloading import Offloading
 from ttc.residency.private_copies import PrivateCopies
 
@@ -56,7 +56,7 @@ class BeamGroups(Offloading):
     def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
         memory, seen = self.memory, self.seen(paths)
         budget = memory.device.budget_bytes
-        beams: Any = (
+        beams = Beams(
             [list(dict.fromkeys(segment.storage for segment in path)) for path in paths],
             lambda storage: sum(memory.piece_bytes(storage, layer) for layer in seen[storage]),
             memory.bytes_of(tokens, 1),
@@ -64,9 +64,9 @@ class BeamGroups(Offloading):
             lambda storage: not memory.missing_bytes(storage, seen[storage]),
             self.shared,
         )
-        groups = schedule_beams(*beams)
+        groups = schedule_beams(beams)
         if self.prefetch and len(groups) > 1:
-            balanced = balanced_grouping(*beams)
+            balanced = balanced_grouping(beams)
             # beams taken out of their order may fill the device better, though rarely
             groups = balanced if len(balanced) <= len(groups) else groups
         self.step_tokens = tokens

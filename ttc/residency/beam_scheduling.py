@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
 
@@ -10,9 +11,37 @@ from ttc.errors import OutOfMemory
 from ttc.memory.storage import Storage
 from ttc.memory.tiers import least_budget
 
-BlockBytes = Callable[[Storage], int]
-Beams = Sequence[Sequence[Storage]]
-"""The blocks of each beam, beams in depth-first order."""
+
+@dataclass(frozen=True)
+class Beams:
+    """Beams in depth-first order.
+
+    blocks: of each beam. block_bytes: of a block. tail_bytes: what a beam adds in the step.
+    budget: of a group, each block counted once (once per beam unless `shared`).
+    resident: whether a block is on the device already.
+    """
+
+    blocks: Sequence[Sequence[Storage]]
+    block_bytes: Callable[[Storage], int]
+    tail_bytes: int
+    budget: float
+    resident: Callable[[Storage], bool] = lambda kv: False
+    shared: bool = True
+
+    def added_bytes(self, beam: int, union: set[Storage]) -> int:
+        """What a beam adds to a group that reads `union`."""
+        added = (kv for kv in self.blocks[beam] if not self.shared or kv not in union)
+        return sum(map(self.block_bytes, added)) + self.tail_bytes
+
+    def overlap(self, blocks: Iterable[Storage], near: set[Storage]) -> int:
+        return sum(self.block_bytes(kv) for kv in blocks if kv in near)
+
+    def too_small(self, needed: int) -> OutOfMemory:
+        return OutOfMemory(
+            f"the device KV budget of {self.budget:,.0f} bytes is too small for one branch's step "
+            f"with its blocks and tail; {least_budget(needed)}. Or use shorter steps or "
+            "memory=paged"
+        )
 
 
 def balanced_sizes(num_beam: int, rounds: int) -> list[int]:
@@ -30,33 +59,26 @@ def balanced_rounds(num_beam: int, max_beams: int) -> list[list[int]]:
     ]
 
 
-def schedule_beams(
-    kv_blocks: Beams,
-    block_bytes: BlockBytes,
-    tail_bytes: int,
-    budget: float,
-    resident: Callable[[Storage], bool] = lambda kv: False,
-    shared: bool = True,
-) -> list[list[int]]:
+def schedule_beams(beams: Beams) -> list[list[int]]:
     """LBS Algorithm 1: groups of beams, grown by the largest overlap of blocks.
 
-    tail_bytes: what a beam adds in the step. A group is full at `budget` bytes, each block counted
-        once (once per beam unless `shared`), where the paper fixes its size from the largest beam.
-        Overlap counts with the group's blocks and with those on the device already: `resident` for
-        the first group, then what the group before it read. Depth-first order breaks ties. Raises
-        OutOfMemory when one beam alone exceeds the budget.
+    A group is full at the budget, where the paper fixes its size from the largest beam. Overlap
+    counts with the group's blocks and with those on the device already: `resident` for the first
+    group, then what the group before it read. Depth-first order breaks ties. Raises OutOfMemory
+    when one beam alone exceeds the budget.
     """
+    kv_blocks = beams.blocks
     unused = list(range(len(kv_blocks)))
     groups: list[list[int]] = []
-    near = {kv for blocks in kv_blocks for kv in blocks if resident(kv)}
+    near = {kv for blocks in kv_blocks for kv in blocks if beams.resident(kv)}
     while unused:
         cur: list[int] = []
         union: set[Storage] = set()
         used = 0
         while unused:
-            best = max(unused, key=lambda i: _overlap(kv_blocks[i], near, block_bytes))
-            added = _added_bytes(kv_blocks[best], union, block_bytes, tail_bytes, shared)
-            if used + added > budget:
+            best = max(unused, key=lambda i: beams.overlap(kv_blocks[i], near))
+            added = beams.added_bytes(best, union)
+            if used + added > beams.budget:
                 break
             cur.append(best)
             unused.remove(best)
@@ -64,93 +86,56 @@ def schedule_beams(
             near.update(kv_blocks[best])
             used += added
         if not cur:
-            raise _too_small(budget, added)
+            raise beams.too_small(added)
         groups.append(cur)
-        near = set(union)
+        near = union
     return groups
 
 
-def balanced_grouping(
-    kv_blocks: Beams,
-    block_bytes: BlockBytes,
-    tail_bytes: int,
-    budget: float,
-    resident: Callable[[Storage], bool] = lambda kv: False,
-    shared: bool = True,
-) -> list[list[int]]:
+def balanced_grouping(beams: Beams) -> list[list[int]]:
     """Balanced Grouping (LBS section 4.2) where beams differ in bytes: the minimum number of
     rounds, spread evenly.
 
-    A group is a run of neighbours in depth-first order. The minimum is the smallest number of runs
-    that each fit `budget`, bytes counted as in `schedule_beams`. Of the cuts into so many runs the
-    most even one is taken, by beams (the smallest sum of squares), of these the one with the fewest
-    bytes over all groups, then the one with small groups first: 16 beams with room for 7 give [5,
-    5, 6]. The first group is the one with the most resident bytes, each next one shares most with
-    the group before it. Raises OutOfMemory when one beam alone exceeds the budget.
+    A group is a run of neighbours. Of the cuts into the fewest runs that fit the budget the most
+    even one is taken (the smallest sum of squares), of these the one with the fewest bytes, then
+    the one with small groups first: 16 beams with room for 7 give [5, 5, 6]. The first group has
+    the most resident bytes, each next one shares most with the one before it. Raises OutOfMemory
+    when one beam alone exceeds the budget.
     """
-    beams = len(kv_blocks)
-    best = [(0, 0, 0)] * (beams + 1)  # of the beams from here on: rounds, sum of squares, bytes
-    ends = [beams] * beams
-    for first in range(beams - 1, -1, -1):
+    count = len(beams.blocks)
+    best = [(0, 0, 0)] * (count + 1)  # of the beams from here on: rounds, sum of squares, bytes
+    ends = [count] * count
+    for first in range(count - 1, -1, -1):
         union: set[Storage] = set()
         used, choices = 0, []
-        for end in range(first + 1, beams + 1):
-            used += _added_bytes(kv_blocks[end - 1], union, block_bytes, tail_bytes, shared)
-            if used > budget:
+        for end in range(first + 1, count + 1):
+            used += beams.added_bytes(end - 1, union)
+            if used > beams.budget:
                 break
-            union.update(kv_blocks[end - 1])
+            union.update(beams.blocks[end - 1])
             rounds, squares, nbytes = best[end]
             choices.append((rounds + 1, squares + (end - first) ** 2, nbytes + used, end))
         if not choices:
-            raise _too_small(budget, used)
+            raise beams.too_small(used)
         rounds, squares, nbytes, ends[first] = min(choices)
         best[first] = rounds, squares, nbytes
     groups, first = [], 0
-    while first < beams:
+    while first < count:
         groups.append(list(range(first, ends[first])))
         first = ends[first]
-    return _by_overlap(groups, kv_blocks, block_bytes, resident)
+    return _by_overlap(groups, beams)
 
 
-def _by_overlap(
-    groups: list[list[int]],
-    kv_blocks: Beams,
-    block_bytes: BlockBytes,
-    resident: Callable[[Storage], bool],
-) -> list[list[int]]:
+def _by_overlap(groups: list[list[int]], beams: Beams) -> list[list[int]]:
     """The groups, each chosen for what it shares with the one before it, the first for what is
     resident."""
-    blocks = [{kv for beam in group for kv in kv_blocks[beam]} for group in groups]
-    near = {kv for union in blocks for kv in union if resident(kv)}
+    blocks = [{kv for beam in group for kv in beams.blocks[beam]} for group in groups]
+    near = {kv for union in blocks for kv in union if beams.resident(kv)}
     unused = list(range(len(groups)))
     order = []
     while unused:
-        best = max(unused, key=lambda i: _overlap(blocks[i], near, block_bytes))
+        best = max(unused, key=lambda i: beams.overlap(blocks[i], near))
         unused.remove(best)
         order.append(groups[best])
         near = blocks[best]
     return order
-
-
-def _added_bytes(
-    blocks: Sequence[Storage],
-    union: set[Storage],
-    block_bytes: BlockBytes,
-    tail_bytes: int,
-    shared: bool,
-) -> int:
-    return sum(block_bytes(kv) for kv in blocks if not shared or kv not in union) + tail_bytes
-
-
-def _overlap(
-    blocks: Sequence[Storage] | set[Storage], near: set[Storage], block_bytes: BlockBytes
-) -> int:
-    return sum(block_bytes(kv) for kv in blocks if kv in near)
-
-
-def _too_small(budget: float, needed: int) -> OutOfMemory:
-    return OutOfMemory(
-        f"the device KV budget of {budget:,.0f} bytes is too small for one branch's step with its "
-        f"blocks and tail; {least_budget(needed)}. Or use shorter steps or "
-        "memory=paged"
-    )

@@ -12,8 +12,7 @@ from typing import Self
 
 import torch
 
-from ttc.attention.act_inputs import Regenerate
-from ttc.attention.reader import Fetch, Reader, Reads
+from ttc.attention.reader import Fetch, Reader, Reads, Regenerate
 from ttc.checks import PositiveInt, Probability
 from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, mini_batches, next_is_act
 from ttc.cost_model.capture import allocation as allocation_by

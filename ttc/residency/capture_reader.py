@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ttc.attention.act_inputs import Regenerate
-from ttc.attention.reader import Fetch, Reader, Reads, Staged
+from ttc.attention.reader import Fetch, Reader, Reads, Regenerate, Staged
 from ttc.memory.kv import LayerKV, LayerShape
 from ttc.memory.link import Copies, Transfer
 from ttc.memory.manager import Memory

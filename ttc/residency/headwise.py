@@ -16,7 +16,6 @@ from ttc.memory.storage import Storage
 from ttc.residency.base import Paths
 from ttc.residency.offloading import Offloading
 from ttc.residency.streaming_heads import load_streaming_heads
-from ttc.tree.segment import Segment
 
 
 @dataclass
@@ -49,17 +48,16 @@ class Headwise(Offloading):
 
     # ---------------------------------------------------------------- what lies where
 
-    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
-        storage = self.memory.begin(after.end, room, near=None if one_each else ())
-        self.writing[storage] = None if one_each else 0
-        return storage
+    def near(self, room: int, one_each: bool) -> Sequence[int] | None:
+        return None if one_each else ()
 
     def state_on_device(self) -> bool:
         return False
 
     def leave(self, storages: Sequence[Storage]) -> None:
         super().leave(storages)
-        self.send_away(storages, self.memory.layers)
+        for storage in storages:
+            self.memory.evict(storage, "write-back")
 
     def buffer_bytes(self, paths: Paths) -> int:
         """One head of a layer, or what `head_group` asks for, of all tokens."""

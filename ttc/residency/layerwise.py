@@ -61,12 +61,12 @@ class Layerwise(Offloading):
     def end_step(self) -> None:
         self.charged = 0
 
-    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+    def near(self, room: int, one_each: bool) -> Sequence[int]:
         self.place(max(self.live_tokens() + self.memory.room(room), self.charged))
-        near = self.memory.layers[: self.resident]
-        storage = self.memory.begin(after.end, room, near=near)
-        self.writing[storage] = 0
-        return storage
+        return self.memory.layers[: self.resident]
+
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        return super().begin(after, room, one_each=False)
 
     def resume(self, storage: Storage, one_each: bool) -> bool:
         return super().resume(storage, one_each=False)

@@ -106,22 +106,16 @@ class Offloading(Residency):
 
     # ---------------------------------------------------------------- what leaves
 
-    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
-        """On the device; where it is full, a prompt's KV goes to the host at once."""
-        near = None if one_each or self.make_room(self.token_bytes(room)) else ()
-        storage = self.memory.begin(after.end, room, near=near)
-        self.writing[storage] = None if one_each else 0
-        return storage
+    def near(self, room: int, one_each: bool) -> Sequence[int] | None:
+        """All; where the device is full, a prompt's KV goes to the host at once."""
+        nbytes = self.memory.room(room) * self.memory.bytes_per_token
+        return None if one_each or self.make_room(nbytes) else ()
 
     def resume(self, storage: Storage, one_each: bool) -> bool:
         """Under a budget nobody decodes where more is kept on the device than there is room left
         for."""
         crowded = self.memory.device.budget_bytes is not None and storage.filled > storage.left
         return not (one_each and crowded) and super().resume(storage, one_each)
-
-    def token_bytes(self, room: int) -> int:
-        """What a new storage for so many tokens takes."""
-        return self.memory.room(room) * self.memory.bytes_per_token
 
     def make_room(self, nbytes: int) -> bool:
         """What was used longest ago leaves; nothing does where that would not be enough."""
@@ -181,11 +175,6 @@ class Offloading(Residency):
         for block in self.leaving(nbytes, [b for b in order if b not in self.writing])[0]:
             if self.memory.tier_bytes(block)[0] <= self.memory.host.free_bytes:
                 self.memory.write_back(block, "evict")
-
-    def send_away(self, storages: Sequence[Storage], layers: Sequence[int]) -> None:
-        """What was written leaves for the host at once."""
-        for storage in storages:
-            self.memory.evict(storage, "write-back", layers)
 
     # ---------------------------------------------------------------- what is read
 

@@ -14,6 +14,7 @@ from tests.helpers.tiers import examples
 from ttc import OutOfMemory
 from ttc.memory.storage import Storage
 from ttc.residency.beam_scheduling import (
+    Beams,
     balanced_grouping,
     balanced_rounds,
     balanced_sizes,
@@ -33,9 +34,9 @@ def test_balanced_grouping_is_the_papers() -> None:
     assert balanced_sizes(16, 3) == [5, 5, 6]
     shared, *own = blocks(1, *[1] * 16)
     paths = [[shared, kv] for kv in own]
-    assert [len(g) for g in schedule_beams(paths, size, 0, 8)] == [7, 7, 2]
-    assert [len(g) for g in balanced_grouping(paths, size, 0, 8)] == [5, 5, 6]
-    assert [len(g) for g in balanced_grouping(paths, size, 0, 14, shared=False)] == [5, 5, 6]
+    assert [len(g) for g in schedule_beams(Beams(paths, size, 0, 8))] == [7, 7, 2]
+    assert [len(g) for g in balanced_grouping(Beams(paths, size, 0, 8))] == [5, 5, 6]
+    assert [len(g) for g in balanced_grouping(Beams(paths, size, 0, 14, shared=False))] == [5, 5, 6]
 
 
 def test_rounds_are_the_fewest_and_in_order() -> None:
@@ -47,9 +48,12 @@ def test_rounds_are_the_fewest_and_in_order() -> None:
 def test_beams_that_share_blocks_meet_in_a_group() -> None:
     a, b, *own = blocks(10, 10, *[1] * 6)
     paths = [[a, own[0]], [b, own[1]], [a, own[2]], [b, own[3]], [a, own[4]], [b, own[5]]]
-    assert schedule_beams(paths, size, 0, 13) == [[0, 2, 4], [1, 3, 5]]
-    assert schedule_beams(paths, size, 0, 13, resident=lambda kv: kv is b) == [[1, 3, 5], [0, 2, 4]]
-    assert [len(g) for g in schedule_beams(paths, size, 0, 33, shared=False)] == [3, 3]
+    assert schedule_beams(Beams(paths, size, 0, 13)) == [[0, 2, 4], [1, 3, 5]]
+    assert schedule_beams(Beams(paths, size, 0, 13, resident=lambda kv: kv is b)) == [
+        [1, 3, 5],
+        [0, 2, 4],
+    ]
+    assert [len(g) for g in schedule_beams(Beams(paths, size, 0, 33, shared=False))] == [3, 3]
 
 
 def test_groups_follow_what_is_resident_and_what_they_share() -> None:
@@ -61,8 +65,8 @@ def test_groups_follow_what_is_resident_and_what_they_share() -> None:
         [trunk, right, own[3]],
         [own[4]],
     ]
-    assert balanced_grouping(paths, size, 0, 12) == [[0, 1], [2, 3], [4]]
-    assert balanced_grouping(paths, size, 0, 12, resident=lambda kv: kv is right) == [
+    assert balanced_grouping(Beams(paths, size, 0, 12)) == [[0, 1], [2, 3], [4]]
+    assert balanced_grouping(Beams(paths, size, 0, 12, resident=lambda kv: kv is right)) == [
         [2, 3],
         [0, 1],
         [4],
@@ -76,7 +80,9 @@ def test_a_group_follows_what_it_shares_with_the_one_before_it_alone(schedule: A
     a, b, c, *own = blocks(10, 20, 5, 10, 15, 30, 35)
     paths = [[a, b, own[0]], [b, c, own[1]], [a, own[2]], [c, own[3]]]
     for resident in ((), (a,)):
-        assert schedule(paths, size, 0, 40, resident=lambda kv, there=resident: kv in there) == [
+        assert schedule(
+            Beams(paths, size, 0, 40, resident=lambda kv, there=resident: kv in there)
+        ) == [
             [0],
             [1],
             [3],
@@ -126,11 +132,11 @@ def test_balanced_grouping_takes_the_fewest_rounds_and_spreads_them_evenly(
     ]
     if not fitting:
         with pytest.raises(OutOfMemory, match="at least"):
-            balanced_grouping(paths, size, tail, budget, shared=shared)
+            balanced_grouping(Beams(paths, size, tail, budget, shared=shared))
         return
     fewest = min(map(len, fitting))
     evenest = min(sum(len(group) ** 2 for group in cut) for cut in fitting if len(cut) == fewest)
-    groups = balanced_grouping(paths, size, tail, budget, shared=shared)
+    groups = balanced_grouping(Beams(paths, size, tail, budget, shared=shared))
     assert sorted(groups) in fitting
     assert len(groups) == fewest and sum(len(group) ** 2 for group in groups) == evenest
 
@@ -143,9 +149,9 @@ def test_algorithm_1_holds_every_beam_once_within_the_budget(
     paths, tail = tree
     if max(group_bytes(paths, [beam], tail, True) for beam in range(len(paths))) > budget:
         with pytest.raises(OutOfMemory, match="at least"):
-            schedule_beams(paths, size, tail, budget)
+            schedule_beams(Beams(paths, size, tail, budget))
         return
-    groups = schedule_beams(paths, size, tail, budget)
+    groups = schedule_beams(Beams(paths, size, tail, budget))
     assert sorted(beam for group in groups for beam in group) == list(range(len(paths)))
     assert all(group_bytes(paths, group, tail, True) <= budget for group in groups)
 
@@ -182,7 +188,7 @@ def test_balanced_grouping_has_the_papers_sizes_and_loads_no_more(
         paths += [[trunk, inner, kv] for kv in own]
     budget = capacity * (trunk_size + inner_size + 3)
     ours, papers = (
-        balanced_grouping(paths, size, 0, budget, shared=False),
+        balanced_grouping(Beams(paths, size, 0, budget, shared=False)),
         as_printed(paths, capacity),
     )
     assert sorted(map(len, ours)) == sorted(map(len, papers))

@@ -26,7 +26,7 @@ from experiments.server.access import show_log
 from experiments.server.app import Api
 from experiments.server.offer import Offer, offered
 from experiments.server.service import Service
-from experiments.server.web import Patience, server
+from experiments.server.web import server
 from search import try_verifier
 from ttc.errors import InvalidInput
 
@@ -66,10 +66,7 @@ def run(config: DictConfig, choice: str) -> None:
         )
         say(f"searches: {offer.model}+NAME, with NAME one of {', '.join(searches)}")
         hosts = LOCAL if key is None and is_local(config.serve.host) else None
-        patience = Patience(
-            config.serve.shutdown_s, config.serve.header_s, config.serve.max_connections
-        )
-        server(api, key, hosts, patience).run(sockets=[listening])
+        server(api, key, hosts, config.serve).run(sockets=[listening])
         backend.close()
 
 

@@ -16,11 +16,11 @@ from experiments.runs.config_values import as_dict
 from experiments.runs.run_name import class_label
 from experiments.runs.schema import SEARCHES, schema_of
 from experiments.server.refusal import Refusal
-from experiments.server.requests import MAX_TEMPERATURE, MAX_WHOLE, Body, shown
+from experiments.server.requests import Body, check_most
 from search import Search, SelfConsistency
 from search.options import check_scores
 from ttc.backend import Backend, check_needs
-from ttc.checks import use_one_of
+from ttc.checks import is_number, use_one_of
 from ttc.errors import InvalidInput
 from ttc.protocols import Verifier
 
@@ -62,10 +62,8 @@ class Offer:
         offered."""
         name, settings = self._named(body)
         tokens = body.token_limit
-        if tokens is not None and tokens > self.max_tokens:
-            param = "max_tokens" if tokens == body.max_tokens else "max_completion_tokens"
-            message = f"{param}={shown(tokens)} is more than this server's {self.max_tokens}"
-            raise Refusal(400, message, param=param)
+        param = "max_tokens" if tokens == body.max_tokens else "max_completion_tokens"
+        check_most(param, tokens, self.max_tokens)
         if name == PLAIN:
             if settings:
                 raise Refusal(
@@ -74,14 +72,14 @@ class Offer:
                     "model",
                     param="search",
                 )
-            self._check_limits({"n": body.n}, "")
+            check_most("n", body.n, self.max_width)
             search: Search = SelfConsistency(
                 n=body.n,
                 max_tokens=tokens or self.max_tokens,
                 temperature=1.0,
                 thinking_tokens=self.max_tokens,
             )
-            thinking = self._thinking(body, tokens is not None)
+            limited = tokens is not None
         else:
             if body.n > 1:
                 raise Refusal(
@@ -91,26 +89,20 @@ class Offer:
                     param="n",
                 )
             search = self.searches[name]
-            if tokens is not None and hasattr(search, "max_tokens"):
+            limited = tokens is not None and hasattr(search, "max_tokens")
+            if limited:
                 settings = {"max_tokens": tokens} | settings
-            thinking = self._thinking(body, tokens is not None and hasattr(search, "max_tokens"))
         sampling = {key: value for key in SAMPLING if (value := getattr(body, key)) is not None}
-        return name, self._with_settings(search, sampling | thinking, settings)
+        return name, self._with_settings(search, sampling | self._thinking(body, limited), settings)
 
     def _thinking(self, body: Body, limited: bool) -> dict[str, Any]:
         """How long to think, and whether. limited: the request limits the answer, and so, unless it
         says otherwise, the thought with it."""
         settings: dict[str, Any] = {"thinking_tokens": None} if limited else {}
         if (budget := body.thinking_token_budget) is not None:
-            if budget > self.max_tokens:
-                message = (
-                    f"thinking_token_budget={shown(budget)} is more than this server's "
-                    f"{self.max_tokens}"
-                )
-                raise Refusal(400, message, param="thinking_token_budget")
+            check_most("thinking_token_budget", budget, self.max_tokens)
             settings["thinking_tokens"] = budget
-        if body.reasoning_effort is not None:
-            effort = body.reasoning_effort
+        if (effort := body.reasoning_effort) is not None:
             settings["thinking"] = "off" if effort == "none" else effort
         return settings
 
@@ -118,9 +110,8 @@ class Offer:
         """The search's name, and its settings in the request."""
         self.check_model(body.model)
         by_model = self.names()[body.model]
-        settings = (
-            {"name": body.search} if isinstance(body.search, str) else dict(body.search or {})
-        )
+        given = body.search
+        settings = {"name": given} if isinstance(given, str) else dict(given)
         name = settings.pop("name", by_model)
         if name != PLAIN and name not in self.searches:
             names = (PLAIN, *self.searches)
@@ -147,42 +138,20 @@ class Offer:
             for f in fields(search)
             if isinstance(getattr(search, f.name), bool | int | float | str | None)
         ]
-        for key in settings:
+        for key, value in settings.items():
             if key not in plain:
                 named = use_one_of(key, plain)
                 message = f"search.{key} is no setting of {type(search).__name__}; {named}"
                 raise Refusal(400, message, param=f"search.{key}")
-        self._check_limits(settings, "search.")
+            if is_number(value, int) and key not in SAMPLING:
+                most = self.max_tokens if key.endswith("tokens") else self.max_width
+                check_most(f"search.{key}", value, most)
         try:
-            search = replace(search, **{**of_request, **settings})
+            return replace(search, **{**of_request, **settings})
         except InvalidInput as error:
             names = {key: FIELDS_OF.get(key, key) for key in of_request}
             names |= {key: f"search.{key}" for key in settings}
             raise Refusal.of(error, "search", names) from error
-        return search
-
-    def _check_limits(self, settings: Mapping[str, Any], prefix: str) -> None:
-        for key, value in settings.items():
-            if isinstance(value, bool | str | None):
-                continue
-            limit = self._limit(key, value)
-            given = f"{prefix}{key}={shown(value)}"
-            if value > limit:
-                raise Refusal(
-                    400,
-                    f"{given} is more than this server's {limit}; give less",
-                    param=f"{prefix}{key}",
-                )
-            if not value >= -limit:
-                raise Refusal(400, f"{given} must be at least {-limit}", param=f"{prefix}{key}")
-
-    def _limit(self, key: str, value: int | float) -> int:
-        """The largest number of a setting, on either side of 0."""
-        if key == "temperature":
-            return MAX_TEMPERATURE
-        if key in SAMPLING or isinstance(value, float):
-            return MAX_WHOLE
-        return self.max_tokens if key.endswith("tokens") else self.max_width
 
 
 def offered(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from experiments.runs.grading import AnswerReading
 from experiments.server.conversation import Conversation
 from experiments.server.refusal import Refusal
-from experiments.server.requests import MAX_WHOLE, Body, ChatBody, CompletionBody, shown
+from experiments.server.requests import Body, ChatBody, CompletionBody, check_most
 from search import Search
 from search.budget import Budget
 from search.config import SearchConfig
@@ -20,10 +20,7 @@ from ttc.parts import handler
 from ttc.results import Problem
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import SET_HERE, PromptTemplate
-from ttc.text.thinking_switch import EFFORT, SWITCHES, variables
-
-MAX_STOPS = 16
-"""Stop strings of one request: each is looked for after every token."""
+from ttc.text.thinking_switch import EFFORT, SWITCHES
 
 MAX_CALLS = 128
 """Calls of tools in one answer."""
@@ -83,10 +80,6 @@ class Preparer:
 
     def prepare(self, body: Body, name: str, search: Search) -> Prepared:
         """Raises Refusal for a request that cannot be answered."""
-        if len(body.stops) > MAX_STOPS:
-            raise Refusal(
-                400, f"stop holds {len(body.stops)} strings; give at most {MAX_STOPS}", param="stop"
-            )
         if isinstance(body, ChatBody):
             param = "messages"
             questions, template = self._chat(body)
@@ -96,7 +89,6 @@ class Preparer:
             questions, template = _texts(body)
         options = self._options(body, search, template)
         try:
-            self._check_effort(body.reasoning_effort, template)
             config = SearchConfig.of(search, self.engine, options)
         except InvalidInput as error:
             names = {} if body.reasoning_effort is None else {"thinking": EFFORT}
@@ -124,14 +116,9 @@ class Preparer:
             )
         *before, asked = named([message.as_template() for message in body.messages])
         del asked["content"]
-        for name, value in body.chat_template_kwargs.items():
+        for name in body.chat_template_kwargs:
             if name in NO_VARIABLES or name in SET_HERE:
                 message = f"chat_template_kwargs.{name} is no variable of a template; leave it out"
-                raise Refusal(400, message, param="chat_template_kwargs")
-            if isinstance(value, int | float) and not abs(value) <= MAX_WHOLE:
-                message = (
-                    f"chat_template_kwargs.{name}={shown(value)} is beyond {MAX_WHOLE}; give less"
-                )
                 raise Refusal(400, message, param="chat_template_kwargs")
         of_server = dict(self.chat_options)
         if body.reasoning_effort is not None:
@@ -143,24 +130,8 @@ class Preparer:
         except InvalidInput as error:
             raise Refusal.of(error, "chat_template_kwargs") from error
 
-    def _check_effort(self, effort: str | None, template: PromptTemplate) -> None:
-        """Raise Refusal for an effort that the chat template does not take."""
-        if effort is None or effort == "none":
-            return
-        tokenizer = self.engine.tokenizer
-        if not template.uses_chat(tokenizer):
-            why = "a prompt of /v1/completions goes through no chat template"
-        elif EFFORT not in variables(tokenizer):
-            why = f"this model's chat template has no {EFFORT}"
-        else:
-            return
-        message = f"{EFFORT}={effort!r} is not taken: {why}; leave it out, or give 'none' to answer"
-        raise Refusal(400, f"{message} without a thought", param=EFFORT)
-
     def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:
-        reading: dict[str, Any] = {}
-        if body.answer_kind is not None:
-            reading = self._reading(body.answer_kind)
+        reading = {} if body.answer_kind is None else self._reading(body.answer_kind)
         return replace(
             self.options,
             verifier=self.options.verifier if search.needs_verifier else None,
@@ -200,11 +171,7 @@ class Preparer:
             name: value for name in CLIENT_LIMITS if (value := getattr(body, name)) is not None
         }
         for name, value in given.items():
-            limit = getattr(budget, name)
-            if limit is not None and value > limit:
-                raise Refusal(
-                    400, f"{name}={value} is more than this server's {limit}; give less", param=name
-                )
+            check_most(name, value, getattr(budget, name))
         return replace(budget, **given)
 
     def _prompt(self, template: PromptTemplate, question: str) -> list[int]:
@@ -235,8 +202,6 @@ def named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _texts(body: CompletionBody) -> tuple[list[str], PromptTemplate]:
     texts = body.prompts
-    if not texts:
-        raise Refusal(400, "prompt holds no text; give one, or several", param="prompt")
     if body.stream and len(texts) > 1:
         raise Refusal(
             400, f"prompt holds {len(texts)} texts; give one, or leave stream out", param="prompt"

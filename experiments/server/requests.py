@@ -4,76 +4,86 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
+from math import inf
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from experiments.server.refusal import CLIENT_LEFT, Refusal
 from ttc.checks import use_one_of
-from ttc.text.encodable import encodable, lone_surrogate
+from ttc.text.encodable import encodable
 
 BODY_S = 30
 """Seconds within which a request's body must have come."""
 
-IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-"""Fields that say nothing about the answer."""
-
-WITHOUT_EFFECT: dict[str, Any] = {
-    "logprobs": False,
-    "echo": False,
-    "best_of": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "tools": [],
-    "response_format": {"type": "text"},
-}
-"""Fields that are not offered, and the values with which they ask for nothing."""
-
-OF_TOOLS = ("tool_choice", "parallel_tool_calls")
-"""Fields that say nothing about the answer of a request without tools."""
-
 MAX_WHOLE = 2**31 - 1
 MAX_SEED = 2**63 - 1
-MAX_TEMPERATURE = 100
 """The largest numbers of a request, where the server sets no lower limit. They keep what is
 computed with them within a machine's own numbers."""
 
+MAX_STOPS = 16
+"""Stop strings of one request: each is looked for after every token."""
 
+
+def _plain(value: Any) -> Any:
+    number = value if isinstance(value, int | float) else 0
+    if not isinstance(value, bool | int | float | str | None) or not -inf < number < inf:
+        raise ValueError("give a finite number, a text, true, false or null")
+    if abs(number) > MAX_WHOLE:
+        raise ValueError(f"must be from -{MAX_WHOLE} to {MAX_WHOLE}")
+    return value
+
+
+def _off(value: bool) -> bool:
+    if value:
+        raise ValueError("not offered here; leave it out")
+    return value
+
+
+Plain = Annotated[Any, AfterValidator(_plain)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+Limit = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
+Off = Annotated[bool, AfterValidator(_off)]
+Zero = Annotated[float, Field(ge=0, le=0)]
 
 
-class ContentPart(BaseModel):
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Lenient(BaseModel):
+    """What clients send back as they got it, and may have more fields than are read."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class ContentPart(Strict):
     """A piece of a message."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
     text: str
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(Lenient):
     """What is told of a tool."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
     name: str = Field(min_length=1, max_length=128)
     description: str = ""
     parameters: dict[str, Any] = {}
 
 
-class ToolBody(BaseModel):
+class ToolBody(Lenient):
     """A tool that the client runs."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Lenient):
     """arguments: as JSON."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
     name: str
     arguments: str = "{}"
 
@@ -86,23 +96,20 @@ class CalledFunction(BaseModel):
             return self.arguments
 
 
-class Call(BaseModel):
+class Call(Lenient):
     """A call that the model has made."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Lenient):
     """A message of a chat. `developer` is today's name of `system`.
 
     tool_calls: of the assistant. tool_call_id, name: which of them a tool's message answers.
     """
 
-    # clients send an assistant's message back as they got it
-    model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     tool_calls: list[Call] | None = None
@@ -118,11 +125,9 @@ class ChatMessage(BaseModel):
     @property
     def text(self) -> str:
         """An assistant's null, as a reply has it whose thought was cut off, is an empty text."""
-        if self.content is None:
-            return ""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content)
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
 
     def as_template(self) -> dict[str, Any]:
         """As chat templates take it."""
@@ -141,12 +146,15 @@ class ChatMessage(BaseModel):
         return message
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+class StreamOptions(Lenient):
     include_usage: bool = False
 
 
-class Body(BaseModel):
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class Body(Strict):
     """The fields that both kinds of request have.
 
     search: a search's name, or an object with its name and settings. max_generated_tokens,
@@ -156,24 +164,40 @@ class Body(BaseModel):
     reasoning_effort: whether to think, and how hard.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model: str
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    max_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
-    max_generated_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
+    max_tokens: Limit | None = None
+    max_generated_tokens: Limit | None = None
     max_wall_s: float | None = Field(None, gt=0, le=MAX_WHOLE)
-    n: int = Field(1, ge=1, le=MAX_WHOLE)
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
+    n: Limit = 1
+    temperature: float | None = Field(None, ge=0, le=MAX_WHOLE)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=MAX_WHOLE)
     min_p: float | None = Field(None, ge=0, lt=1)
     seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED)
-    stop: NonEmpty | list[NonEmpty] = []
-    search: str | dict[str, bool | int | float | str | None] | None = None
+    stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=MAX_STOPS)] = []
+    search: str | dict[str, Plain] = {}
     answer_kind: str | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=MAX_WHOLE)
     reasoning_effort: Literal["none", "low", "medium", "high"] | None = None
+
+    # not offered: taken where they ask for nothing
+    logprobs: Off = False
+    echo: Off = False
+    best_of: Annotated[int, Field(ge=1, le=1)] = 1
+    presence_penalty: Zero = 0
+    frequency_penalty: Zero = 0
+    logit_bias: dict[str, float] = Field({}, max_length=0)
+    response_format: TextFormat | None = None
+
+    # these say nothing about the answer
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
 
     @property
     def stops(self) -> list[str]:
@@ -193,8 +217,8 @@ class ChatBody(Body):
     tools: list[ToolBody] = Field([], max_length=128)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
-    chat_template_kwargs: dict[str, bool | int | float | str | None] = {}
+    max_completion_tokens: Limit | None = None
+    chat_template_kwargs: dict[str, Plain] = {}
 
     @property
     def token_limit(self) -> int | None:
@@ -204,7 +228,7 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """A body of /v1/completions. prompt: a text, or several that are answered side by side."""
 
-    prompt: str | list[str]
+    prompt: str | Annotated[list[str], Field(min_length=1)]
 
     @property
     def prompts(self) -> list[str]:
@@ -213,7 +237,7 @@ class CompletionBody(Body):
     @property
     def token_limit(self) -> int | None:
         """OpenAI's default, where a search has none of its own."""
-        if self.max_tokens is None and self.search is None and "+" not in self.model:
+        if self.max_tokens is None and not self.search and "+" not in self.model:
             return 16
         return self.max_tokens
 
@@ -221,10 +245,8 @@ class CompletionBody(Body):
 async def body_of(request: Request, max_bytes: int) -> bytes:
     """The bytes of a body. Raises Refusal for one that is too long, late, or no JSON by its header:
     a web page may send other kinds to any address without asking."""
-    if (
-        request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        != "application/json"
-    ):
+    kind = request.headers.get("content-type", "").partition(";")[0]
+    if kind.strip().lower() != "application/json":
         raise Refusal(
             415, "the body must be JSON; send it with the header Content-Type: application/json"
         )
@@ -237,9 +259,9 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
                 if len(body) > max_bytes:
                     message = (
                         f"the body is longer than {max_bytes} bytes; send less, or have the server "
-                        "started with "
+                        "started with serve.max_body_bytes=N"
                     )
-                    raise Refusal(413, f"{message}serve.max_body_bytes=N", headers=close)
+                    raise Refusal(413, message, headers=close)
     except TimeoutError:
         raise Refusal(408, f"the body did not come within {BODY_S} s", headers=close) from None
     except ClientDisconnect:
@@ -249,58 +271,42 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
 
 B = TypeVar("B", bound=Body)
 
-MAX_DEPTH = 500
-"""How deep lists and objects of a body may lie in each other."""
-_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
-
-
-def _check_depth(data: bytes) -> None:
-    """Raise RecursionError for a body that is nested too deep. What Python itself reads differs
-    between its releases."""
-    depth = 0
-    for match in _BRACKET.finditer(data):
-        bracket = data[match.start()]
-        depth += (bracket in b"[{") - (bracket in b"]}")
-        if depth > MAX_DEPTH:
-            raise RecursionError(f"more than {MAX_DEPTH} deep")
-
 
 def read(kind: type[B], data: bytes) -> B:
-    """A request's body. Raises Refusal for what is no JSON, and for the first field that is wrong
-    or unknown."""
+    """A request's body. Raises Refusal for what is no JSON, and for a field that is wrong or
+    unknown."""
     must = f"send an object with model and {'messages' if kind is ChatBody else 'prompt'}"
     try:
-        _check_depth(data)
-        given = json.loads(data)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, f"the body is no JSON: {error}; {must}") from error
-    except RecursionError as error:
-        raise Refusal(400, f"the body is nested too deep; {must}") from error
-    except ValueError as error:  # Python reads no longer ones
-        raise Refusal(400, "the body holds a number of thousands of digits; give less") from error
+        given = from_json(data)
+    except ValueError as error:
+        raise Refusal(400, f"the body is no JSON that can be read: {error}; {must}") from error
     if not isinstance(given, dict):
         raise Refusal(400, f"the body is {type(given).__name__}; {must}")
-    check_text(given)
-    if not given.get("tools"):
-        given = {name: value for name, value in given.items() if name not in OF_TOOLS}
     try:
         return kind.model_validate(
-            {name: value for name, value in given.items() if _counts(name, value)}
+            {name: value for name, value in given.items() if value is not None}
         )
     except ValidationError as errors:
-        first = min(errors.errors(), key=lambda error: RANKS.get(error["type"], 1))
+        # of the types that a value may have, the error within one says most
+        first = max(errors.errors(), key=lambda error: len(error["loc"]))
     name = ".".join(str(part) for part in first["loc"] if _is_name(part))
+    message = f"{name}={shown(first['input'])}: {first['msg'].removeprefix('Value error, ')}"
     if first["type"] == "literal_error" and name.endswith(".type"):
-        raise Refusal(
-            400, f"{name}={shown(first['input'])} is not taken; send text alone", param=name
-        )
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        message = f"{name}={shown(first['input'])} is not taken; send text alone"
+    elif first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         fields = use_one_of(name, kind.model_fields)
-        raise Refusal(400, f"{name} is not offered here; leave it out, or {fields}", param=name)
-    if first["type"] == "missing":
-        raise Refusal(400, f"{name} is missing; the request must hold it", param=name)
-    said = first["msg"].removeprefix("Value error, ")
-    raise Refusal(400, f"{name}={shown(first['input'])}: {said}", param=name)
+        message = f"{name} is not offered here; leave it out, or {fields}"
+    elif first["type"] == "missing":
+        message = f"{name} is missing; the request must hold it"
+    raise Refusal(400, message, param=name)
+
+
+def check_most(name: str, value: float | None, limit: float | None) -> None:
+    """Raise Refusal for a number of a request that is beyond the server's limit, if both are."""
+    if value is not None and limit is not None and value > limit:
+        raise Refusal(
+            400, f"{name}={value} is more than this server's {limit}; give less", param=name
+        )
 
 
 def shown(value: Any) -> str:
@@ -309,45 +315,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def check_text(value: Any, name: str = "") -> None:
-    """Raise Refusal where a text in a body, or a name, holds half of a character, which nothing can
-    encode."""
-    if isinstance(value, str):
-        place = lone_surrogate(value)
-        if place is not None:
-            message = (
-                f"{name or 'a name'} holds {value[place]!a} at character {place}, half of a "
-                "character"
-            )
-            raise Refusal(
-                400, f"{message} (a lone surrogate); send valid Unicode", param=name or None
-            )
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            check_text(key)
-            check_text(inner, f"{name}.{key}" if name else key)
-    elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            check_text(inner, f"{name}.{place}")
-
-
-RANKS = {"finite_number": 0, "string_type": 2, "bool_type": 2, "int_type": 2}
-"""Of a value that may be of several types, which of the errors is told: the lowest."""
-
-
 def _is_name(part: str | int) -> bool:
     """Whether a part of an error's place is a field or a number, and no type."""
-    return isinstance(part, int) or (
-        part.isidentifier() and part not in ("str", "bool", "int", "float")
-    )
-
-
-def _counts(name: str, value: Any) -> bool:
-    """Whether a field asks for something."""
-    if value is None or name in IGNORED:
-        return False
-    if name not in WITHOUT_EFFECT:
-        return True
-    nothing = WITHOUT_EFFECT[name]
-    is_number = isinstance(value, bool) != isinstance(nothing, bool)  # logprobs=0 asks for some
-    return is_number or value != nothing
+    return isinstance(part, int) or (part.isidentifier() and part != "str")

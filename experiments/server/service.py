@@ -4,12 +4,11 @@ between two tokens."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
@@ -33,50 +32,48 @@ ALONE = 4
 CLOSE_S = 1
 """Seconds that the end of the server waits for the pass under way."""
 
-ENDS = 32
-"""Problems whose ends tell how fast places become free."""
-
-MAX_WAIT_S = 600
-"""The longest time after which a client is told to ask again, in seconds."""
+RETRY_S = 5
+"""When a client is told to ask again that finds no place."""
 
 
+@dataclass(eq=False)
+class Group:
+    """Problems that share passes, by the driver's numbers, without those that have ended."""
+
+    driver: FairDriver
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class Ticket:
     """One problem of a request, and what has become of it so far. Made and read in the web server's
     event loop.
 
+    client: who asks, for the driver's turns. address: of the machine that asks, for places in the
+    queue. prompt_tokens: of the problem's prompt.
     changed: set whenever anything below has changed.
+    group, number: what it is solved in, and its number there.
     written: the tokens of each branch that is being written, by its number, for a request that
     follows them.
     progress: what the search did last. result, error: how it ended. error: a fault of the engine's.
     count: is told what was used, where the client leaves before the end.
-    client: who asks, for the driver's turns. address: of the machine that asks, for places in the
-    queue. prompt_tokens: of the problem's prompt.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        config: SearchConfig,
-        *,
-        follow: bool = False,
-        client: Hashable = None,
-        address: str | None = None,
-        prompt_tokens: int = 0,
-    ):
-        self.client = client
-        self.address = address
-        self.prompt_tokens = prompt_tokens
-        self.problem = problem
-        self.config = config
-        self.follow = follow
-        self.loop = asyncio.get_running_loop()
-        self.changed = asyncio.Event()
-        self.number: int | None = None  # the driver's
-        self.written: dict[int, list[int]] = {}
-        self.progress: Progress | None = None
-        self.result: Result | None = None
-        self.error: Refusal | None = None
-        self.count: Callable[[Usage], None] | None = None
+    problem: Problem
+    config: SearchConfig
+    follow: bool = False
+    client: Hashable = None
+    address: str | None = None
+    prompt_tokens: int = 0
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    group: Group | None = None
+    number: int = -1
+    written: dict[int, list[int]] = field(default_factory=dict)
+    progress: Progress | None = None
+    result: Result | None = None
+    error: Refusal | None = None
+    count: Callable[[Usage], None] | None = None
 
     @property
     def ended(self) -> bool:
@@ -114,9 +111,8 @@ class Service:
     there is room for.
     Where a pass that several problems share raises, each of them is tried again by itself, from its
     beginning: it gets the same answer, and the one that is to blame fails alone.
-    suspects: the problems that are tried by themselves, at most `ALONE` at once, each with a driver
-    of its own.
-    retried: those that wait for it.
+    main: the problems that nothing speaks against. suspects: those that are tried by themselves, at
+    most `ALONE` at once. retried: those that wait for it.
     """
 
     def __init__(self, engine: Backend, max_problems: int, concurrency: int | None = None):
@@ -124,16 +120,13 @@ class Service:
         self.max_problems = max_problems
         self.concurrency = concurrency
         self.pace = PassPace.of(engine)
-        self.driver = self._new_driver()
-        self.tickets: dict[int, Ticket] = {}
-        self.suspects: dict[Ticket, FairDriver] = {}
+        self.main = self._new_group()
+        self.suspects: list[Group] = []
         self.retried: deque[Ticket] = deque()
         self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.lock = Lock()
         self.open: set[Ticket] = set()
         self.closing = False
-        self.busy_since = time.monotonic()
-        self.ends: deque[float] = deque(maxlen=ENDS)
         self.thread = Thread(target=self._work, name="searches", daemon=True)
         self.thread.start()
 
@@ -148,18 +141,17 @@ class Service:
             if len(tickets) > self.max_problems:
                 message = (
                     f"the request holds {number_of(len(tickets), 'prompt')}, and this server takes "
-                    f"{self.max_problems}"
+                    f"{self.max_problems} at once; send fewer"
                 )
-                raise Refusal(400, f"{message} at once; send fewer", param="prompt")
+                raise Refusal(400, message, param="prompt")
             places = self._places_for(tickets)
-            missing = len(self.open) + len(tickets) - places
-            if missing > 0:
-                wait = str(self.retry_after(missing))
-                message = f"problems waiting or under way: {len(self.open)}, and there is room for "
-                message += f"{places} of this client; ask again in {number_of(int(wait), 'second')}"
-                raise Refusal(429, message, code="queue_full", headers={"Retry-After": wait})
-            if not self.open:
-                self.busy_since = time.monotonic()
+            if len(self.open) + len(tickets) > places:
+                message = (
+                    f"problems waiting or under way: {len(self.open)}, and there is room for "
+                    f"{places} of this client; ask again later"
+                )
+                again = {"Retry-After": str(RETRY_S)}
+                raise Refusal(429, message, code="queue_full", headers=again)
             self.open.update(tickets)
             for ticket in tickets:  # before whatever `close` puts there
                 self.inbox.put(partial(self._join, ticket))
@@ -173,11 +165,6 @@ class Service:
     def cancel(self, ticket: Ticket) -> None:
         """Let go of a problem whose client has left; nothing happens to one that has ended."""
         self.inbox.put(partial(self._leave, ticket))
-
-    def retry_after(self, places: int) -> int:
-        """Seconds until so many places are likely to be free (see `likely_wait`)."""
-        wait = likely_wait(places, time.monotonic(), self.busy_since, self.ends)
-        return min(MAX_WAIT_S, max(1, ceil(wait)))
 
     @property
     def healthy(self) -> bool:
@@ -201,86 +188,67 @@ class Service:
         self.thread.join(CLOSE_S)
 
     @property
-    def drivers(self) -> list[FairDriver]:
-        """All that problems are solved by."""
-        return [self.driver, *self.suspects.values()]
+    def groups(self) -> list[Group]:
+        return [self.main, *self.suspects]
 
     @property
     def active(self) -> int:
         """Problems under way."""
-        return sum(len(driver.active) for driver in self.drivers)
+        return sum(len(group.driver.active) for group in self.groups)
 
     @property
     def decoding(self) -> int:
         """Branches whose step is under way."""
-        return sum(len(driver.expansions.decoding) for driver in self.drivers)
+        return sum(len(group.driver.expansions.decoding) for group in self.groups)
 
     # ------------------------------------------------------------ in the thread
 
-    @property
-    def busy(self) -> bool:
-        return self.driver.busy or bool(self.suspects or self.retried)
-
-    def _new_driver(self) -> FairDriver:
-        return FairDriver.of(self.engine, self.concurrency, self.pace)
+    def _new_group(self) -> Group:
+        return Group(FairDriver.of(self.engine, self.concurrency, self.pace))
 
     def _work(self) -> None:
         while self._read_inbox():
-            self._advance()
-            self._advance_suspects()
-        self._end_all(Refusal(503, STOPPING))
+            while self.retried and len(self.suspects) < ALONE:
+                self.suspects.append(self._new_group())
+                self._join(self.retried.popleft(), self.suspects[-1])
+            for group in self.groups:
+                self._advance(group)
+        for group in self.groups:
+            self._free(group)
+        for ticket in list(self.open):
+            self._fail(ticket, Refusal(503, STOPPING))
 
     def _read_inbox(self) -> bool:
         """Do what was asked for meanwhile; waits while there is nothing else to do. False at the
         end."""
         while True:
+            busy = self.main.driver.busy or self.suspects or self.retried
             try:
-                order = self.inbox.get(block=not self.busy)
+                order = self.inbox.get(block=not busy)
             except Empty:
                 return True
             if order is None:
                 return False
             order()
 
-    def _advance(self) -> None:
-        """A step of all problems that nothing speaks against."""
-        if not self.driver.busy:
-            return
+    def _advance(self, group: Group) -> None:
+        """A step of the problems of a group."""
+        failed = False
         try:
-            self._step(self.driver, self.tickets)
+            if group.driver.busy:
+                self._step(group)
         except Exception as error:
-            under_way = list(self.tickets.values())
-            log.exception("a pass failed with %d problems under way", len(under_way))
-            self._free(self.driver)
-            self.driver, self.tickets = self._new_driver(), {}
-            if len(under_way) == 1:
-                self._fail(under_way[0], _failure(error))
+            failed = True
+            self._fail_all(list(group.tickets.values()), error)
+        if failed or (group is not self.main and not group.tickets):
+            self._free(group)
+            if group is self.main:
+                self.main = self._new_group()
             else:
-                self.retried += under_way
+                self.suspects.remove(group)
 
-    def _advance_suspects(self) -> None:
-        """A step of each problem that is tried by itself."""
-        while self.retried and len(self.suspects) < ALONE:
-            ticket = self.retried.popleft()
-            driver = self._new_driver()
-            self._add(ticket, driver)
-            self.suspects[ticket] = driver
-        for ticket, driver in list(self.suspects.items()):
-            assert ticket.number is not None
-            try:
-                self._step(driver, {ticket.number: ticket})
-            except Exception as error:
-                log.exception(
-                    "the problem is to blame that begins with %.80r", ticket.problem.question
-                )
-                self._free(driver)
-                self._fail(ticket, _failure(error))
-            if ticket.ended:
-                del self.suspects[ticket]
-                self._free(driver)
-
-    def _step(self, driver: FairDriver, tickets: dict[int, Ticket]) -> None:
-        """A step of a driver. tickets: of its problems, without those that end."""
+    def _step(self, group: Group) -> None:
+        driver, tickets = group.driver, group.tickets
         for number, progress in driver.step():
             ticket = tickets[number]
             ticket.progress = progress
@@ -297,74 +265,51 @@ class Service:
                 ticket.written = {branch.path[-1]: branch.generated for branch in active.growing}
                 ticket.notify()
 
-    def _join(self, ticket: Ticket) -> None:
-        self._add(ticket, self.driver)
-        assert ticket.number is not None
-        self.tickets[ticket.number] = ticket
+    def _fail_all(self, under_way: list[Ticket], error: Exception) -> None:
+        """What a pass that raised means for the problems that shared it."""
+        if len(under_way) == 1:
+            log.exception(
+                "the problem is to blame that begins with %.80r", under_way[0].problem.question
+            )
+            message = f"the server failed: {type(error).__name__}: {error}"
+            self._fail(under_way[0], Refusal(500, message))
+        else:
+            log.exception("a pass failed with %d problems under way", len(under_way))
+            self.retried += under_way
 
-    def _add(self, ticket: Ticket, driver: FairDriver) -> None:
-        ticket.number = driver.add_from(
+    def _join(self, ticket: Ticket, group: Group | None = None) -> None:
+        ticket.group = group or self.main
+        ticket.number = ticket.group.driver.add_from(
             ticket.problem, ticket.config, ticket.client, ticket.prompt_tokens
         )
+        ticket.group.tickets[ticket.number] = ticket
 
     def _leave(self, ticket: Ticket) -> None:
         """Let go of a problem, wherever it is."""
         if ticket.ended or ticket not in self.open:
             return
-        driver = self.suspects.pop(ticket, self.driver)
         if ticket in self.retried:
             self.retried.remove(ticket)
-        elif ticket.number is not None:
-            self._count_lost(ticket, driver)
+        elif ticket.group is not None:
+            driver = ticket.group.driver
+            active = driver.active.get(ticket.number)
+            if ticket.count is not None and active is not None:
+                ticket.count(active.root.usage)  # until its client left
             driver.cancel(ticket.number)
-            if driver is self.driver:
-                del self.tickets[ticket.number]
-            else:
-                self._free(driver)
+            del ticket.group.tickets[ticket.number]
         self._forget(ticket)
-
-    def _count_lost(self, ticket: Ticket, driver: FairDriver) -> None:
-        """Tell what a problem has used until its client left."""
-        active = driver.active.get(ticket.number or 0)
-        if ticket.count is not None and active is not None:
-            ticket.count(active.root.usage)
 
     def _forget(self, ticket: Ticket) -> None:
         with self.lock:
             self.open.discard(ticket)
-            self.ends.append(time.monotonic())
 
     def _fail(self, ticket: Ticket, error: Refusal) -> None:
         ticket.error = error
         self._forget(ticket)
         ticket.notify()
 
-    def _free(self, driver: FairDriver) -> None:
+    def _free(self, group: Group) -> None:
         try:
-            driver.close()
+            group.driver.close()
         except Exception:
             log.exception("what was under way could not be freed")
-
-    def _end_all(self, error: Refusal) -> None:
-        """End all that was taken in."""
-        for driver in self.drivers:
-            self._free(driver)
-        for ticket in list(self.open):
-            self._fail(ticket, error)
-
-
-def likely_wait(places: int, now: float, busy_since: float, ends: Sequence[float]) -> float:
-    """Seconds until so many problems have ended, which is the work ahead: they are taken to end as
-    fast as the last ones did, or the first one after as long again where none has ended yet.
-
-    busy_since: when the server had nothing to do. ends: of the last problems, some of them before
-    that.
-    """
-    recent, since = [end for end in ends if end >= busy_since], busy_since
-    if len(recent) == ENDS:
-        since, *recent = recent
-    return places * (now - since) / max(1, len(recent))
-
-
-def _failure(error: Exception) -> Refusal:
-    return Refusal(500, f"the server failed: {type(error).__name__}: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from experiments.cli.settings import RUN_FLAGS
-from ttc.checks import NonNegativeInt, PositiveInt
+from ttc.checks import NonNegativeInt, PositiveFloat, PositiveInt
 
 FLAGS = {"--host": "serve.host", "--port": "serve.port", **RUN_FLAGS}
 
@@ -37,5 +37,5 @@ class ServeConfig:
     max_width: PositiveInt = 64
     max_problems: PositiveInt = 256
     max_connections: PositiveInt = 512
-    header_s: PositiveInt = 10
+    header_s: PositiveFloat = 10.0
     shutdown_s: NonNegativeInt = 30

@@ -16,8 +16,18 @@ from experiments.server.app import Api
 from experiments.server.launch import bind
 from experiments.server.offer import Offer
 from experiments.server.service import Service
-from experiments.server.web import Patience, server
-from search import BeamSearch, BestOfN, Case, Greedy, Search, SearchSteps, SelfConsistency
+from experiments.server.settings import ServeConfig
+from experiments.server.web import server
+from search import (
+    BeamSearch,
+    BestOfN,
+    BudgetForcing,
+    Case,
+    Greedy,
+    Search,
+    SearchSteps,
+    SelfConsistency,
+)
 from search.budget import Budget
 from search.options import SolveOptions
 from tests.helpers.models import small
@@ -67,6 +77,8 @@ SEARCHES = {
     "beam_search": BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=3),
     "self_consistency": SelfConsistency(n=3, max_tokens=8),
     "broken": Broken(),
+    "greedy": Greedy(),
+    "budget_forcing": BudgetForcing(),
 }
 
 
@@ -111,16 +123,16 @@ class Running:
 
     def wait_until_free(self) -> None:
         """Until no problem is open and no KV is left."""
-        self._wait_until(lambda: not self.api.service.open and not self.engine.kv_bytes())
+        self.wait_until(lambda: not self.api.service.open and not self.engine.kv_bytes())
 
     def wait_until_counted(self, requests: int, search: str, status: int) -> None:
         """Until /metrics has so many requests; one is counted a moment after its last byte."""
         counted = self.api.metrics.registry.get_sample_value
         labels = {"search": search, "status": str(status)}
-        self._wait_until(lambda: counted("ttc_requests_total", labels) == requests)
+        self.wait_until(lambda: counted("ttc_requests_total", labels) == requests)
 
     @staticmethod
-    def _wait_until(reached: Callable[[], bool]) -> None:
+    def wait_until(reached: Callable[[], bool]) -> None:
         until = time.monotonic() + 200
         while not reached():
             assert time.monotonic() < until, "something is left"
@@ -133,11 +145,10 @@ def running(
     most: int = 256,
     key: str | None = None,
     hosts: Any = None,
-    shutdown_s: int = 20,
     pass_s: float = 0.0,
-    patience: Patience | None = None,
     searches: Mapping[str, Search] = SEARCHES,
     verifier: Verifier | None = None,
+    **serve: Any,
 ) -> Iterator[Running]:
     offer = Offer("tiny", searches, 900, 16)
     service = Service(make_engine(pass_s), most)
@@ -146,7 +157,7 @@ def running(
     )
     api = Api(service, offer, options, 20_000)
     socket = bind("127.0.0.1", 0)
-    web = server(api, key, hosts, patience or Patience(shutdown_s))
+    web = server(api, key, hosts, ServeConfig(**{"shutdown_s": 20} | serve))
     thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)
     thread.start()
     while not web.started:

@@ -54,8 +54,8 @@ def switched(
         return template, mode == "off" and thoughts is not None
     if not chat or EFFORT not in variables(tokenizer):
         raise InvalidInput(
-            f"thinking={mode} is for chat templates with {EFFORT}, and this one has none; use on, "
-            "off or auto"
+            f"thinking={mode} is for chat templates with {EFFORT}, and there is none; leave it "
+            "out, or turn thinking off"
         )
     return _with(template, EFFORT, mode, mode), False
 

@@ -1,4 +1,4 @@
-"""A chat as a prompt, where the model's chat template has no system role."""
+"""A chat as a prompt."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import pytest
 
 from experiments.server.conversation import Conversation
 from experiments.server.requests import ChatMessage
+from search.config import SearchConfig
+from search.options import SolveOptions
+from tests.helpers.backends import FakeBackend
 from tests.helpers.chats import tokenizer
+from tests.search.test_prompt_ends import LONG
 from ttc import InvalidInput
+from ttc.text.prompt import PromptTemplate
 
 NO_SYSTEM = (
     "{% for m in messages %}{% if m.role != ('user', 'assistant')[loop.index0 % 2] %}"
@@ -29,3 +34,13 @@ def test_what_stays_refused_names_a_way_out() -> None:
     asked = Conversation(earlier=({"role": "assistant", "content": "hello"},))
     with pytest.raises(InvalidInput, match=r"must alternate; send .* in turn, the user's first"):
         asked.text("1 + 1?", own)
+
+
+def test_who_asks_through_the_server_has_no_other_ends_than_its_own() -> None:
+    backend = FakeBackend()
+    for template in (Conversation(), PromptTemplate("{question}", raw=True)):
+        backend.tokenizer.chat_template = "turns"  # type: ignore[assignment]
+        assert SearchConfig.of(LONG, backend, SolveOptions(template=template, end=["x"])).end == (
+            "x",
+        )
+    assert SearchConfig.of(LONG, FakeBackend(), SolveOptions(end=["x"])).end == ("x", "Question:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ pytest.importorskip("openai")
 
 import openai
 
-from tests.helpers.chat_server import served
-from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
+from tests.helpers.chat_server import served, serving
+from tests.helpers.thinking import OPENING, SWITCHED, TURNS, save_qwen3, save_smollm2, thinker
+from tests.helpers.thinking import QWEN3 as QWEN3_TEMPLATE
+from ttc import Engine
 
 TAGS = ("<think>", "</think>")
 R1, QWEN3 = thinker(OPENING, plain=TAGS), thinker(SWITCHED, plain=TAGS)
@@ -122,3 +125,32 @@ def test_an_earlier_reply_may_be_sent_back_with_its_thought() -> None:
         assert whole(client, messages=[*GO, cut_off, *GO]) == (None, "19")
         with pytest.raises(openai.BadRequestError, match="the user's content is null"):
             whole(client, messages=[{"role": "user", "content": None}])
+
+
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("smollm2", marks=pytest.mark.slow)])
+def test_a_thinking_model_on_the_server(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder = save_qwen3(folder, QWEN3_TEMPLATE) if kind == "qwen3" else save_smollm2(folder)
+    engine = Engine.from_pretrained(folder, dtype="float32")
+    with serving(engine) as client:
+        asked: dict[str, Any] = {"model": "m", "messages": GO, "seed": 1, "max_tokens": 8}
+
+        def reply(**options: Any) -> Any:
+            return client.chat.completions.create(**asked, extra_body=options)
+
+        budgeted = reply(thinking_token_budget=6)
+        message = budgeted.choices[0].message
+        if kind == "smollm2":  # the prompt begins the thought
+            assert message.reasoning_content and message.content.startswith("\n\nFinal Answer:")
+            assert budgeted.usage.completion_tokens_details.reasoning_tokens == 6
+            assert budgeted.usage.completion_tokens <= 14
+            within = reply()  # max_tokens counts thoughts too
+            assert within.choices[0].message.content is None
+            assert within.usage.completion_tokens_details.reasoning_tokens == 8
+        else:
+            off = reply(reasoning_effort="none")
+            assert getattr(off.choices[0].message, "reasoning_content", None) is None
+            with pytest.raises(openai.BadRequestError, match="reasoning_effort=high is for"):
+                reply(reasoning_effort="high")
+            with pytest.raises(openai.BadRequestError, match="thinking_token_budget=201"):
+                reply(thinking_token_budget=201)

@@ -13,7 +13,6 @@ from uuid import uuid4
 from experiments.server.offer import PLAIN
 from experiments.server.prepare import Prepared
 from experiments.server.requests import Body, ChatBody
-from ttc import __version__
 from ttc.backend import Backend
 from ttc.results import BranchRecord, Progress, Result
 from ttc.text.thinking_marks import Parted
@@ -87,7 +86,9 @@ class ServerReply:
         limit = None if self.body.thinking_token_budget is not None else self.body.token_limit
         if limit is not None and len(tokens) > limit and not branch.tool_calls:
             tokens, ended, calls = tokens[:limit], False, []
-            parts = self._split(tokens)
+            parts = Parted("", self.engine.decode(tokens))
+            if self.thoughts is not None:
+                parts = self.thoughts.split(tokens, self.request.in_thought)
         thought = self.cut(parts.thought)
         in_thought = parts.answer is None or len(thought) < len(parts.thought)
         answer = None if in_thought else self.cut(parts.answer or "")
@@ -95,15 +96,9 @@ class ServerReply:
         reason = "tool_calls" if calls else "stop" if ended else "length"
         return Choice(text, thought, answer, reason, tokens, _answer_tokens(branch, tokens), calls)
 
-    def _split(self, tokens: Sequence[int]) -> Parted:
-        if self.thoughts is None:
-            return Parted("", self.engine.decode(tokens))
-        return self.thoughts.split(tokens, self.request.in_thought)
-
     def cut(self, text: str) -> str:
         """A text up to its first stop string."""
-        ends = [at for stop in self.request.config.end if (at := text.find(stop)) >= 0]
-        return text[: min(ends, default=len(text))]
+        return text[: _first(self.request.config.end, text)]
 
     # ------------------------------------------------------------ parts of a message
 
@@ -124,9 +119,8 @@ class ServerReply:
         """What is sure to stand in the reply of a branch that goes on: no half character, stop
         string or mark."""
         if not self.chat or self.thoughts is None:
-            return {
-                self._field: self._without_half_stop(self.engine.decode(tokens).rstrip("\ufffd"))
-            }
+            text = self.engine.decode(tokens).rstrip("\ufffd")
+            return {self._field: self._without_half_stop(text)}
         pieces = self.thoughts.settled(tokens, self.request.in_thought)
         parts = _by_field(pieces)
         if pieces:
@@ -138,9 +132,9 @@ class ServerReply:
         """A text up to a stop string or a call, without what may begin one."""
         tools = self.request.config.tools
         stops = (*self.request.config.end, *(() if tools is None else tools.format.begins))
-        places = [at for stop in stops if (at := text.find(stop)) >= 0]
         held = max(map(len, stops), default=1) - 1
-        return text[: min(places)] if places else text[: max(0, len(text) - held)]
+        first = _first(stops, text)
+        return text[:first] if first < len(text) else text[: max(0, len(text) - held)]
 
     @property
     def follows(self) -> bool:
@@ -174,7 +168,7 @@ class ServerReply:
     def _content(self, choice: Choice) -> dict[str, Any]:
         if not self.chat:
             return {"text": choice.text}
-        message: dict[str, Any] = {"role": "assistant", "content": choice.answer, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.answer}
         if choice.thought:
             message[REASONING] = choice.thought
         if choice.calls:
@@ -232,7 +226,6 @@ class ServerReply:
             "object": kind,
             "created": self.created,
             "model": self.body.model,
-            "system_fingerprint": f"ttc-{__version__}",
             "choices": choices,
         }
 
@@ -272,6 +265,11 @@ def _answer_tokens(branch: BranchRecord, tokens: Sequence[int]) -> int:
     return max(0, (known or len(tokens)) - branch.thinking_tokens)
 
 
+def _first(strings: Sequence[str], text: str) -> int:
+    """Where the first of these strings begins; the text's length where none is in it."""
+    return min((at for string in strings if (at := text.find(string)) >= 0), default=len(text))
+
+
 def _by_field(pieces: Sequence[tuple[bool, str]]) -> dict[str, str]:
     return {
         field: "".join(text for of, text in pieces if of is thought)
@@ -280,7 +278,7 @@ def _by_field(pieces: Sequence[tuple[bool, str]]) -> dict[str, str]:
 
 
 def _numbered(index: int, content: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
+    return {"index": index, **content, "finish_reason": finish_reason}
 
 
 def event(data: dict[str, Any] | str) -> str:

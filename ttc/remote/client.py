@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
-from math import isfinite
 from random import Random
 from reprlib import Repr
 from threading import Thread
@@ -27,8 +25,6 @@ TOKEN_BYTES = 2**12
 """Of an answer, for each token of prompt and answer: 20 log-probabilities take less."""
 OTHER_BYTES = 2**22
 """Of an answer, for all else, and for a list of models."""
-GZIP = 31
-"""zlib's window bits for gzip: the one packing that is asked for, unpacked up to a limit."""
 PASSING = frozenset({408, 409, 425, 429})
 """Refusals that may be over the next time, as every status from 500 on may be."""
 OF_THE_CONTENT = frozenset({400, 413, 422})
@@ -61,8 +57,7 @@ class Client:
         key = endpoint.key()
         self.http = httpx2.AsyncClient(
             base_url=endpoint.base_url.rstrip("/") + "/",
-            headers={"Accept-Encoding": "gzip"}
-            | ({} if key is None else {"Authorization": f"Bearer {key}"}),
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
             timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
             limits=httpx2.Limits(
                 max_connections=None, max_keepalive_connections=endpoint.concurrency
@@ -131,7 +126,7 @@ class Client:
                 f"has not answered in {self.endpoint.timeout_s:g} s; give a larger timeout_s or a "
                 "smaller concurrency"
             ) from error
-        except (httpx2.TransportError, zlib.error) as error:
+        except httpx2.RequestError as error:
             raise Passing(f"broke off its answer ({error}); look into the server's log") from error
         if answer.status_code >= 300:
             raise self._refusal(answer, body)
@@ -146,10 +141,8 @@ class Client:
         most = most_bytes(request.get("json"))
         body = bytearray()
         async with self.http.stream(**request) as answer:
-            packed = answer.headers.get("content-encoding", "").lower() == "gzip"
-            unpack = zlib.decompressobj(GZIP).decompress if packed else lambda part, _: part
-            async for part in answer.aiter_raw():
-                body += unpack(part, most + 1)
+            async for part in answer.aiter_bytes():
+                body += part
                 if len(body) > most:
                     raise Passing(
                         f"answered with more than {most} bytes, which no answer to such a request "
@@ -161,7 +154,8 @@ class Client:
         status = answer.status_code
         said = f"answered with status {status}: {_message(body)}"
         if status in PASSING or status >= 500:
-            return Passing(said, _seconds(answer.headers.get("retry-after", "")))
+            wait = answer.headers.get("retry-after", "")
+            return Passing(said, float(wait) if wait.isdecimal() else None)
         hint = ""
         if status < 400:
             said = f"answered with status {status}, a redirect"
@@ -205,15 +199,6 @@ def _message(body: bytes) -> str:
     said = error.get("message", error) if isinstance(error, dict) else error
     text = said[:1000] if isinstance(said, str) else shown(said)
     return " ".join(text.split())[:300]
-
-
-def _seconds(asked: str) -> float | None:
-    """How long a Retry-After asks to wait, None for a date and for what is no time."""
-    try:
-        seconds = float(asked)
-    except ValueError:
-        return None
-    return seconds if isfinite(seconds) and seconds >= 0 else None
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -7,12 +7,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
 from math import isnan
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ttc.errors import InvalidInput, RemoteError, RequestRefused
 from ttc.remote.capabilities import Capabilities
-from ttc.remote.client import Client, Passing, shown
-from ttc.remote.replies import MOST_TOKENS, TOKEN_ID, TOP_K, Expected, Reply, check_same_text
+from ttc.remote.client import Client, shown
+from ttc.remote.replies import MOST_TOKENS, TOKEN_ID, TOP_K, Expected, Read, Reply, check_same_text
 from ttc.sampling import GREEDY, Sampling
 from ttc.text.chat import decoded
 from ttc.text.prompt import raw_tokens
@@ -162,8 +164,23 @@ class Probe:
     ) -> Future[Reply]:
         prompt = can.prompt(self.prompt, self.tokenizer)
         body = can.request(prompt, tokens, seed, sampling, stop, logprobs) | more
-        asked = Expected(len(self.tokenizer), len(self.prompt), tokens, echo="echo" in more)
+        asked = Expected(len(self.tokenizer), tokens, echo="echo" in more)
         return self.client.post("completions", body, asked.read, retries=retries)
+
+
+class Listed(Read):
+    """max_model_len: vLLM and SGLang say."""
+
+    id: str = Field(min_length=1)
+    max_model_len: Annotated[int, Field(ge=2, le=MOST_TOKENS)] | None = None
+
+
+class ReadModels(Read):
+    data: list[Listed]
+
+
+def read_models(data: Any) -> dict[str, Listed]:
+    return {entry.id: entry for entry in ReadModels.of(data).data}
 
 
 def served(client: Client) -> Capabilities:
@@ -178,7 +195,7 @@ def served(client: Client) -> Capabilities:
         if endpoint.model is None or "status 404" not in str(error):
             raise
         # some hosted ones have no list
-        models = {endpoint.model: {}}
+        models = {endpoint.model: Listed(id=endpoint.model)}
     names = ", ".join(shown(name).strip("'\"") for name in islice(models, SHOWN))
     if not models:
         raise RemoteError(f"{endpoint.base_url} serves no model; look into the server's log")
@@ -192,22 +209,6 @@ def served(client: Client) -> Capabilities:
         raise InvalidInput(
             f"model={name!r} is not served at {endpoint.base_url}; use one of {names}"
         )
-    stated = models[name].get("max_model_len")  # vLLM and SGLang say
-    if stated is not None and (type(stated) is not int or not 2 <= stated <= MOST_TOKENS):
-        raise RemoteError(
-            f"{endpoint.base_url} states max_model_len={shown(stated)} for {name}, which is no "
-            "number of tokens; look into the server's settings"
-        )
+    stated = models[name].max_model_len
     lengths = [stated, endpoint.context_length]
     return Capabilities(name, min((n for n in lengths if n is not None), default=None))
-
-
-def _is_named(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("id"), str) and bool(entry["id"])
-
-
-def read_models(data: Any) -> dict[str, dict[str, Any]]:
-    entries = data.get("data") if isinstance(data, dict) else None
-    if not isinstance(entries, list) or not all(map(_is_named, entries)):
-        raise Passing(f"answered with no list of models: {shown(data)}; is base_url right?")
-    return {entry["id"]: entry for entry in entries}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import exp, inf, isnan, nan
-from typing import Any
+from math import exp, isnan, nan
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ttc.errors import ContentRefused, RemoteError, RequestRefused, number_of
 from ttc.remote.client import Passing, shown
@@ -17,14 +19,13 @@ TOKEN_ID = "token_id:"
 """What servers write before the number of a token in the place of its text."""
 ROUNDING = 1e-3
 """So far above 0 a log-probability may be by rounding; it counts as 0."""
-LONGEST_TOKEN = 1024
-"""Characters of the longest token."""
+LEAST = -1e5
+"""No log-probability is lower."""
 MOST_TOKENS = 10**9
 """No prompt and no answer has more."""
 SPARE_TOKENS = 64
-"""So many more than twice a prompt's tokens a server may count, which cuts texts in its own way."""
-LEAST = -1e5
-"""Of a token that was drawn, and of the likeliest one, no log-probability is lower."""
+"""So many more tokens than twice those asked for a text may have here, where it is cut in another
+way than by the server."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class TokenFigures:
 
     @property
     def top1(self) -> float:
-        return exp(max(self.likeliest.values())) if self.likeliest else nan
+        return exp(max(self.likeliest.values(), default=nan))
 
     @property
     def top_k_logprob(self) -> float:
@@ -72,54 +73,147 @@ class Reply:
     thought: str = ""
 
 
+# ---------------------------------------------------------------- the form of an answer
+
+
+def _logprob(value: Any) -> float:
+    if value is None:
+        return nan
+    if type(value) not in (int, float) or not LEAST <= value <= ROUNDING:
+        raise ValueError("no log-probability")
+    return min(float(value), 0.0)
+
+
+Logprob = Annotated[float, BeforeValidator(_logprob)]
+Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+
+
+class Read(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    @classmethod
+    def of(cls, data: Any) -> Self:
+        """Raises Passing for data of another form."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as errors:
+            first = errors.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "all of it"
+            raise Passing(
+                f"gave an answer that cannot be read ({place}: {first['msg']}): "
+                f"{shown(first['input'])}; is base_url right?"
+            ) from errors
+
+
+class ReadCached(Read):
+    cached_tokens: Count | None = None
+
+
+class ReadUsage(Read):
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: ReadCached | None = None
+
+
+class ReadLikely(Read):
+    token: str
+    logprob: Logprob
+    id: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.token if self.id is None else str(self.id)
+
+
+class ReadToken(Read):
+    logprob: Logprob
+    id: int | None = None
+    top_logprobs: list[ReadLikely]
+
+
+class ReadLogprobs(Read):
+    """OpenAI's form for completions, or `content`, that for chats, which llama.cpp uses for
+    both."""
+
+    content: list[ReadToken] | None = None
+    token_logprobs: list[Logprob] = []
+    tokens: list[str] | None = None
+    top_logprobs: list[dict[str, Logprob] | None] | None = None
+
+    def figures(self) -> Iterator[TokenFigures]:
+        if self.content is not None:
+            for of in self.content:
+                yield TokenFigures(of.logprob, {t.name: t.logprob for t in of.top_logprobs}, of.id)
+            return
+        count = len(self.token_logprobs)
+        names = self.tokens if self.tokens and len(self.tokens) == count else [""] * count
+        likeliest = self.top_logprobs or [None] * count
+        for value, top, name in zip(self.token_logprobs, likeliest, names, strict=False):
+            yield TokenFigures(value, top or {}, _token(name))
+
+
+class ReadChoice(Read):
+    text: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None  # vLLM
+    matched_stop: Any = None  # SGLang
+    token_ids: list[int] | None = None
+    logprobs: ReadLogprobs | None = None
+
+
+class ReadAnswer(Read):
+    choices: list[ReadChoice] = Field(min_length=1, max_length=1)
+    usage: ReadUsage | None = None
+
+
 @dataclass(frozen=True)
 class Expected:
     """What one request has asked for, which its answer is held against.
 
-    vocab_size: of the tokenizer here. prompt: its tokens. logprobs: of how many of the likeliest
-    tokens there must be log-probabilities, as the server has given them before. chosen: those of
-    tokens that were named. echo: the prompt comes back too.
+    vocab_size: of the tokenizer here. logprobs: of how many of the likeliest tokens there must be
+    log-probabilities, as the server has given them before. echo: the prompt comes back too.
     """
 
     vocab_size: int
-    prompt: int
     max_tokens: int
     logprobs: int = 0
-    chosen: bool = False
     echo: bool = False
 
     def read(self, data: Any) -> Reply:
         """The one completion of an answer. Raises Passing for an answer that is none,
         RequestRefused for tokens that the tokenizer does not have, ContentRefused where a filter
         has cut it off."""
-        choices = data.get("choices") if isinstance(data, dict) else None
-        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-            number = len(choices) if isinstance(choices, list) else "no"
-            raise Passing(f"answered with {number} choices where one was asked for: {shown(data)}")
-        choice = choices[0]
-        text, thought = _texts(choice)
-        finish = choice.get("finish_reason")
-        if finish == "content_filter":
+        answer = ReadAnswer.of(data)
+        (choice,) = answer.choices
+        thought = choice.reasoning_content or choice.reasoning or ""
+        if choice.finish_reason == "content_filter":
             raise ContentRefused(
                 "the server's filter of contents has cut an answer off "
                 "(finish_reason='content_filter')"
             )
-        if finish not in ("stop", "length"):
+        if choice.finish_reason not in ("stop", "length"):
             raise Passing(
-                f"answered with finish_reason={shown(finish)} where stop or length was expected"
+                f"answered with finish_reason={shown(choice.finish_reason)} where stop or length "
+                "was expected"
             )
-        figures = _figures(choice.get("logprobs"))
-        stopped_by = choice.get("stop_reason", choice.get("matched_stop"))
-        prompt, cached, generated = _usage(data.get("usage"))
+        apart = {"reasoning_content", "reasoning"} & choice.model_fields_set
+        if choice.text is None and not apart:  # else nothing follows the thought
+            raise Passing("answered without a text")
+        figures = [] if choice.logprobs is None else list(choice.logprobs.figures())
+        usage = answer.usage or ReadUsage()
+        details = usage.prompt_tokens_details or ReadCached()
+        by = choice.stop_reason if choice.matched_stop is None else choice.matched_stop
         reply = Reply(
-            text,
-            _tokens(choice.get("token_ids"), figures),
-            finish,
-            stopped_by if isinstance(stopped_by, str | int) else None,
+            choice.text or "",
+            _tokens(choice.token_ids, figures),
+            choice.finish_reason,
+            by if isinstance(by, str | int) else None,
             figures,
-            prompt,
-            cached,
-            generated,
+            usage.prompt_tokens,
+            min(details.cached_tokens or 0, usage.prompt_tokens or 0),
+            usage.completion_tokens,
             thought,
         )
         self._check(reply)
@@ -134,37 +228,16 @@ class Expected:
                     f"vocabulary of {self.vocab_size}; give the tokenizer of the model that it "
                     "serves"
                 )
-        if not self.echo:
-            self._check_length(reply)
-        if (reply.prompt_tokens or 0) > 2 * self.prompt + SPARE_TOKENS:
+        written = max(len(tokens), reply.generated_tokens or 0)
+        if not self.echo and max(written, len(reply.figures)) > self.max_tokens:
             raise Passing(
-                f"answered with prompt_tokens={reply.prompt_tokens} where "
-                f"{number_of(self.prompt, 'token')} were sent"
+                f"answered with {number_of(max(written, len(reply.figures)), 'token')} where "
+                f"{self.max_tokens} were asked for"
             )
-        if reply.text and reply.tokens == []:
-            raise Passing(f"answered with a text and no token_ids: {shown(reply.text)}")
-        written = bool(tokens or reply.text or reply.thought)
-        if written and reply.generated_tokens == 0:
-            raise Passing("answered with a text and completion_tokens=0")
-        written = written or (reply.finish == "length" and bool(reply.generated_tokens))
-        if written and self.logprobs and not self._has_logprobs(reply):
+        if self.logprobs and (reply.text or written) and not self._has_logprobs(reply):
             raise Passing(
                 "answered without the log-probabilities that were asked for, which it has given "
                 "before; look into the server's log"
-            )
-
-    def _check_length(self, reply: Reply) -> None:
-        counted = (len(reply.tokens or []), len(reply.figures), reply.generated_tokens or 0)
-        if max(counted) > self.max_tokens:
-            raise Passing(
-                f"answered with {number_of(max(counted), 'token')} where {self.max_tokens} were "
-                "asked for"
-            )
-        length = len(reply.text) + len(reply.thought)
-        if length > self.max_tokens * LONGEST_TOKEN:
-            raise Passing(
-                f"answered with {number_of(length, 'character')} where "
-                f"{number_of(self.max_tokens, 'token')} were asked for"
             )
 
     def _has_logprobs(self, reply: Reply) -> bool:
@@ -174,17 +247,8 @@ class Expected:
         is_whole = reply.finish == "length" and not reply.thought
         if not figures or (is_whole and len(figures) + 1 < (reply.generated_tokens or 0)):
             return False
-        for f in figures:
-            top = f.top1 if self.logprobs < TOP_K else f.top_k_logprob
-            if isnan(f.logprob) or isnan(top):
-                return False
-            lowest = min(f.logprob, inf if self.chosen else max(f.likeliest.values()))
-            if lowest < LEAST:
-                raise Passing(
-                    f"answered with the log-probability {lowest} of a token that was drawn or is "
-                    "the likeliest"
-                )
-        return True
+        tops = (f.top1 if self.logprobs < TOP_K else f.top_k_logprob for f in figures)
+        return not any(isnan(f.logprob) or isnan(top) for f, top in zip(figures, tops, strict=True))
 
 
 def check_same_text(reply: Reply, tokenizer: Any) -> None:
@@ -209,91 +273,15 @@ def check_same_text(reply: Reply, tokenizer: Any) -> None:
     )
 
 
-def _texts(choice: dict[str, Any]) -> tuple[str, str]:
-    text = choice.get("text")
-    apart = [choice[name] for name in ("reasoning_content", "reasoning") if name in choice]
-    thought = next(filter(None, apart), "")
-    if text is None and apart:  # nothing follows the thought
-        text = ""
-    if not isinstance(text, str) or not isinstance(thought, str):
-        raise Passing(f"answered without a text: {shown(choice)}")
-    return text, thought
-
-
-def _tokens(given: Any, figures: Sequence[TokenFigures]) -> list[int] | None:
-    tokens = given
-    if tokens is None and figures and all(f.token is not None for f in figures):
-        tokens = [f.token for f in figures]
-    if tokens is None:
-        return None
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise Passing(f"answered with token_ids={shown(tokens)}, which are no numbers")
-    if figures and len(figures) != len(tokens):
+def _tokens(given: list[int] | None, figures: list[TokenFigures]) -> list[int] | None:
+    if given is None and figures and all(f.token is not None for f in figures):
+        return [f.token for f in figures if f.token is not None]
+    if given is not None and figures and len(figures) != len(given):
         raise Passing(
             f"answered with log-probabilities of {number_of(len(figures), 'token')} beside "
-            f"{number_of(len(tokens), 'token')}"
+            f"{number_of(len(given), 'token')}"
         )
-    return tokens
-
-
-def _usage(usage: Any) -> tuple[int | None, int, int | None]:
-    """The tokens of the prompt, those of them that were cached, and those of the answer."""
-    prompt = _count(usage, "prompt_tokens")
-    details = usage.get("prompt_tokens_details") if usage else None
-    cached = _count(details, "cached_tokens") or 0
-    if cached > (prompt or 0):
-        raise Passing(f"answered with cached_tokens={cached} of prompt_tokens={prompt}")
-    return prompt, cached, _count(usage, "completion_tokens")
-
-
-def _count(counts: Any, name: str) -> int | None:
-    if counts is not None and not isinstance(counts, dict):
-        raise Passing(f"answered with usage that cannot be read: {shown(counts)}")
-    value = counts.get(name) if counts else None
-    if value is not None and (type(value) is not int or not 0 <= value <= MOST_TOKENS):
-        raise Passing(f"answered with {name}={shown(value)}, which is no number of tokens")
-    return value
-
-
-def _figures(logprobs: Any) -> list[TokenFigures]:
-    """Of OpenAI's form for completions, and of that for chats, which llama.cpp uses for both."""
-    if not isinstance(logprobs, dict):
-        return []
-    try:
-        if isinstance(content := logprobs.get("content"), list):
-            return list(map(_chat_figures, content))
-        values = logprobs["token_logprobs"]
-        names = logprobs.get("tokens") or []
-        if len(names) != len(values):
-            names = [""] * len(values)
-        tops = logprobs.get("top_logprobs") or [None] * len(values)
-        figures = []
-        for value, likeliest, name in zip(values, tops, names, strict=True):
-            figures.append(TokenFigures(_number(value), _numbers(likeliest or {}), _token(name)))
-        return figures
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise Passing(
-            f"answered with log-probabilities that cannot be read ({str(error)[:120]}): "
-            f"{shown(logprobs)}"
-        ) from error
-
-
-def _chat_figures(entry: dict[str, Any]) -> TokenFigures:
-    tops = entry["top_logprobs"]
-    likeliest = _numbers({str(top.get("id", top["token"])): top["logprob"] for top in tops})
-    return TokenFigures(_number(entry["logprob"]), likeliest, entry.get("id"))
-
-
-def _numbers(given: dict[str, Any]) -> dict[str, float]:
-    return {name: _number(value) for name, value in given.items() if value is not None}
-
-
-def _number(value: Any) -> float:
-    if value is None:
-        return nan
-    if type(value) not in (int, float) or not -inf <= value <= ROUNDING:
-        raise ValueError(f"{shown(value)} is no log-probability")
-    return min(float(value), 0.0)
+    return given
 
 
 def _token(name: str) -> int | None:

@@ -3,12 +3,10 @@ named."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -20,7 +18,6 @@ import pytest
 from search import BeamSearch, BestOfN, Greedy, solve
 from tests.helpers.engines import GREEDY
 from tests.helpers.servers import Fault, Handler, ServedModel, connected
-from tests.helpers.tiers import some_quick
 from ttc import Branch, RemoteError
 from ttc.step import Step
 from verifiers import ConfidenceVerifier
@@ -65,139 +62,59 @@ def change_logprobs(**lists: Any) -> Fault:
     return answer(change)
 
 
+UNREAD = "cannot be read"
+NO_LOGPROBS = "without the log-probabilities that were asked for"
+MANY = {"tokens": [], "token_logprobs": [-1] * 99, "top_logprobs": [{"L": -1}] * 99}
+ONE = {"tokens": ["L"], "token_logprobs": [-1], "top_logprobs": [{"L": -1}]}
+
+
+def sent(status: int, data: bytes, length: int | None = None) -> Fault:
+    return lambda handler, body: handler.send(status, data, length)
+
+
 FAULTS: dict[str, tuple[Fault, str]] = {
     "too many requests": (status(429, Retry_After="0"), "status 429: not like this"),
     "an error inside": (status(500), "status 500"),
-    "a proxy without a server": (status(503), "status 503"),
-    "no JSON": (lambda handler, body: handler.send(200, b"<html>busy"), "no JSON: '<html>busy'"),
-    "half of the JSON": (lambda handler, body: handler.send(200, b'{"choices": [{"te'), "no JSON"),
-    "an answer that breaks off": (
-        lambda handler, body: handler.send(200, b'{"ch', 999),
-        "broke off its answer",
-    ),
+    "no JSON": (sent(200, b"<html>busy"), "no JSON: '<html>busy'"),
+    "half of the JSON": (sent(200, b'{"choices": [{"te'), "no JSON"),
+    "deep JSON": (sent(200, b'{"a":' * 10**5 + b"1" + b"}" * 10**5), "no JSON"),
+    "a number of thousands of digits": (sent(200, b'{"a": ' + b"9" * 9000 + b"}"), "no JSON"),
+    "an answer that breaks off": (sent(200, b'{"ch', 999), "broke off its answer"),
     "a connection that ends": (hang_up, "broke off its answer"),
-    "an answer that is no object": (
-        lambda handler, body: handler.answer([]),
-        "no choices where one",
-    ),
-    "no choice": (
-        answer(lambda data: data["choices"].clear()),
-        "0 choices where one was asked for",
-    ),
-    "two choices": (
-        answer(lambda data: data["choices"].append({})),
-        "2 choices where one was asked for",
-    ),
+    "no object": (sent(200, b"[]"), UNREAD),
+    "no choice": (answer(lambda data: data["choices"].clear()), "choices: .* at least 1"),
+    "two choices": (answer(lambda data: data["choices"].append({})), "choices: .* at most 1"),
     "no text": (change_choice(text=None), "without a text"),
-    "no finish reason": (
-        change_choice(finish_reason=None),
-        "finish_reason=None where stop or length",
-    ),
+    "a text that is a list": (change_choice(text=[]), "choices.0.text"),
+    "no finish reason": (change_choice(finish_reason=None), "=None where stop or length"),
     "an answer that was given up": (change_choice(finish_reason="abort"), "finish_reason='abort'"),
-    "tokens that are no numbers": (change_choice(token_ids=["a"]), "no numbers"),
-    "too few log-probabilities": (
-        change_choice(token_ids=[65, 65, 65, 65, 65, 65, 65]),
-        "log-probabilities of",
-    ),
-    "log-probabilities of another form": (
-        change_choice(logprobs={"token_logprobs": [[]]}),
-        "cannot be read",
-    ),
-}
-
-STRANGE: dict[str, tuple[Fault, str]] = {
-    "no log-probabilities any more": (
-        change_choice(logprobs=None),
-        "without the log-probabilities that were asked for",
-    ),
-    "no log-probability of a token": (
-        change_logprobs(token_logprobs=None),
-        "without the log-probabilities that were asked for",
-    ),
-    "no likeliest token": (
-        change_logprobs(top_logprobs=None),
-        "without the log-probabilities that were asked for",
-    ),
-    "a positive log-probability": (change_logprobs(token_logprobs=0.5), "0.5 is no log-prob"),
-    "a log-probability beyond all": (change_logprobs(token_logprobs=1e300), "1e.300 is no log-pr"),
-    "a whole number beyond floats": (change_logprobs(token_logprobs=-(10**400)), "cannot be read"),
-    "no number": (change_logprobs(token_logprobs=float("nan")), "nan is no log-probability"),
-    "a likeliest token of text": (change_logprobs(top_logprobs={"a": "b"}), "'b' is no log-prob"),
-    "a likeliest token beyond all": (
-        change_logprobs(top_logprobs={"a": 1e300}),
-        "1e.300 is no log-probability",
-    ),
-    "a token's name that is no number": (change_logprobs(tokens=5), "cannot be read"),
-    "a drawn token that cannot be": (
-        change_logprobs(token_logprobs=float("-inf")),
-        "log-probability -inf of a token that was drawn",
-    ),
-    "a drawn token of no chance": (change_logprobs(token_logprobs=-1e300), "-1e.300 of a token"),
-    "a likeliest token that cannot be": (
-        change_logprobs(top_logprobs={"a": float("-inf")}),
-        "log-probability -inf of a token",
-    ),
-    "one log-probability of six": (
-        change_choice(
-            token_ids=None,
-            logprobs={"tokens": ["L"], "token_logprobs": [-1], "top_logprobs": [{"L": -1}]},
-        ),
-        "without the log-probabilities that were asked for",
-    ),
-    "log-probabilities of more tokens": (
-        change_choice(
-            token_ids=None,
-            logprobs={"tokens": [], "token_logprobs": [-1] * 99, "top_logprobs": [{"L": -1}] * 99},
-        ),
-        "99 tokens where 6 were asked for",
-    ),
-    "no text for tokens that it counts": (
-        change_choice(text="", token_ids=None, logprobs=None),
-        "without the log-probabilities that were asked for",
-    ),
-    "a text without token numbers": (
-        change_choice(token_ids=[], logprobs=None),
-        "with a text and no token_ids",
-    ),
-    "a prompt that was not sent": (change_usage(prompt_tokens=10**8), "where 2 tokens were sent"),
-    "a usage of halves": (change_usage(completion_tokens=5.5), "no number of tokens"),
-    "negative usage": (change_usage(completion_tokens=-3), "completion_tokens=-3"),
-    "a negative prompt": (change_usage(prompt_tokens=-1), "prompt_tokens=-1"),
-    "usage beyond all": (change_usage(completion_tokens=10**30), "no number of tokens"),
-    "usage of text": (change_usage(prompt_tokens="many"), "prompt_tokens='many'"),
-    "a usage that is a list": (answer(lambda data: data.update(usage=[7])), "usage that cannot be"),
-    "more cached than sent": (
-        change_usage(prompt_tokens_details={"cached_tokens": 10**6}),
-        "cached_tokens=1000000 of prompt_tokens=",
-    ),
-    "a text without tokens": (change_usage(completion_tokens=0), "completion_tokens=0"),
+    "tokens that are no numbers": (change_choice(token_ids=["a"]), "token_ids.0"),
+    "a token that is true": (change_choice(token_ids=[True] * 6), "token_ids.0"),
+    "more tokens than figures": (change_choice(token_ids=[65] * 7), "log-probabilities of"),
+    "another form": (change_choice(logprobs={"token_logprobs": [[]]}), UNREAD),
+    "no log-probabilities any more": (change_choice(logprobs=None), NO_LOGPROBS),
+    "no log-probability of a token": (change_logprobs(token_logprobs=None), NO_LOGPROBS),
+    "no likeliest token": (change_logprobs(top_logprobs=None), NO_LOGPROBS),
+    "a positive log-probability": (change_logprobs(token_logprobs=0.5), "no log-probability"),
+    "one beyond all": (change_logprobs(token_logprobs=-1e300), "no log-probability"),
+    "a whole number beyond floats": (change_logprobs(token_logprobs=-(10**400)), UNREAD),
+    "no number": (change_logprobs(token_logprobs=float("nan")), "no log-probability"),
+    "a likeliest token of text": (change_logprobs(top_logprobs={"a": "b"}), "no log-probability"),
+    "a token's name that is no text": (change_logprobs(tokens=5), "logprobs.tokens"),
+    "one of six": (change_choice(token_ids=None, logprobs=ONE), NO_LOGPROBS),
+    "ninety-nine": (change_choice(token_ids=None, logprobs=MANY), "99 tokens where 6 were"),
+    "nothing but a count": (change_choice(text="", token_ids=None, logprobs=None), NO_LOGPROBS),
+    "a usage of halves": (change_usage(completion_tokens=5.5), "completion_tokens: "),
+    "negative usage": (change_usage(prompt_tokens=-3), "prompt_tokens: "),
+    "usage beyond all": (change_usage(completion_tokens=10**30), "completion_tokens: "),
+    "a usage that is a list": (answer(lambda data: data.update(usage=[7])), "usage: "),
     "more tokens than asked for": (change_usage(completion_tokens=99), "99 tokens where 6 were"),
-    "a text that is too long": (
-        change_choice(token_ids=None, logprobs=None, text="a" * 10_000),
-        "10,000 characters where 6 tokens were asked for",
-    ),
-    "a text that is a list": (change_choice(text=[]), "without a text"),
-    "a token that is true": (change_choice(token_ids=[True] * 6), "no numbers"),
-    "deep JSON": (lambda handler, body: handler.send(200, b"[" * 10**5), "no JSON"),
-    "a deep object": (
-        lambda handler, body: handler.send(200, b'{"a":' * 10**5 + b"1" + b"}" * 10**5),
-        "no JSON",
-    ),
-    "a number of thousands of digits": (
-        lambda handler, body: handler.send(200, b'{"choices": ' + b"9" * 9000 + b"}"),
-        "no JSON",
-    ),
-    "an error that is deep": (
-        lambda handler, body: handler.send(500, b'{"error":' + b"[" * 10**5),
-        "status 500",
-    ),
-    "an error that is a number": (lambda handler, body: handler.send(500, b"7"), "status 500: 7"),
+    "an error that is deep": (sent(500, b'{"error":' + b"[" * 10**5), "status 500"),
+    "an error that is a number": (sent(500, b"7"), "status 500: 7"),
     "a date to wait for": (status(503, Retry_After="Wed, 21 Oct 2015"), "status 503"),
-    "a digit that is no number": (status(429, Retry_After="\u00b2"), "status 429"),
-    "a wait that is no number": (status(429, Retry_After="nan"), "status 429"),
     "a negative wait": (status(429, Retry_After="-1"), "status 429"),
 }
-"""More of them, of a server that lies."""
+"""What may pass: faults that are over the next time, and servers that lie."""
 
 
 def best_of_3(served: ServedModel) -> list[tuple[Any, list[int]]]:
@@ -220,10 +137,7 @@ def untroubled() -> list[tuple[Any, list[int]]]:
     return found
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "fault", some_quick(FAULTS, ["an error inside", "half of the JSON", "no finish reason"])
-)
+@pytest.mark.parametrize("fault", ["an error inside", "half of the JSON", "no finish reason"])
 def test_what_may_pass_is_asked_again_with_the_same_seed(fault: str) -> None:
     served = ServedModel(faults=[FAULTS[fault][0]] * 2)
     assert best_of_3(served) == untroubled()
@@ -231,29 +145,16 @@ def test_what_may_pass_is_asked_again_with_the_same_seed(fault: str) -> None:
     assert all(request == served.requests[0] for request in served.requests[:3])
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "fault", some_quick(FAULTS, ["too many requests", "no JSON", "two choices", "no text"])
-)
-def test_what_does_not_pass_is_named(fault: str) -> None:
-    made, reason = FAULTS[fault]
-    with connected(ServedModel(faults=[made] * 9), retries=2) as backend:
-        branch = backend.root([65, 66])
-        with pytest.raises(RemoteError, match=reason) as raised:
-            backend.generate([branch], 6, sampling=GREEDY)
-        assert "(3 times)" in str(raised.value) and "http://127.0.0.1" in str(raised.value)
-        assert branch.generated == []
-
-
-def test_what_a_stranger_answers_is_refused_by_name() -> None:
+def test_what_does_not_pass_is_named() -> None:
     served = ServedModel()
     with connected(served, retries=1) as backend:
-        for name, (made, reason) in STRANGE.items():
+        for name, (made, reason) in FAULTS.items():
             served.faults = [made] * 2
             branch = backend.root([65, 66])
             with pytest.raises(RemoteError, match=reason) as raised:
                 backend.generate([branch], 6, sampling=GREEDY)
-            assert "(2 times)" in str(raised.value) and len(str(raised.value)) < 800, name
+            told = str(raised.value)
+            assert "http://127.0.0.1" in told and "(2 times)" in told and len(told) < 800, name
             assert branch.generated == [] and branch.usage.prompt_tokens == 0, name
         backend.generate([branch], 6, sampling=GREEDY)
         assert len(branch.generated) == 6
@@ -434,38 +335,6 @@ def test_an_answer_without_an_end_is_not_kept(
         with pytest.raises(RemoteError, match="more than 1069056 bytes"):
             backend.generate([backend.root([65, 66])], 3, sampling=GREEDY)
         assert gone.wait(100)
-
-
-@pytest.mark.slow
-def test_packed_answers_are_read_and_bombs_are_not_unpacked() -> None:
-    def packed(data: bytes, encoding: str = "gzip") -> Fault:
-        return lambda handler, body: handler.send(200, data, Content_Encoding=encoding)
-
-    right = answer_of(ServedModel())
-    bomb = gzip.compress(b" " * 10**8)
-    served = ServedModel()
-    with connected(served, retries=0) as backend:
-        served.faults = [packed(gzip.compress(right))]
-        branch = backend.root([65, 66])
-        backend.generate([branch], 6, sampling=GREEDY)
-        assert len(branch.generated) == 6
-        for data, encoding, reason in (
-            (bomb, "gzip", "answered with more than"),
-            (gzip.compress(bomb), "gzip, gzip", "no JSON"),
-            (right, "gzip", "broke off its answer"),
-            (gzip.compress(right)[:-20], "gzip", "no JSON"),
-            (zlib.compress(right), "deflate", "no JSON"),
-        ):
-            served.faults = [packed(data, encoding)]
-            with pytest.raises(RemoteError, match=reason):
-                backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
-
-
-def answer_of(served: ServedModel) -> bytes:
-    """To what `backend.generate([branch], 6, sampling=GREEDY)` asks of the prompt AB."""
-    with connected(served) as backend:
-        backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
-    return json.dumps(served.complete(served.requests[-1])).encode()
 
 
 def test_a_text_that_is_longer_than_was_asked_for_here_is_refused() -> None:

@@ -37,7 +37,7 @@ RETRY_S = 5
 
 
 @dataclass(eq=False)
-class Group:
+class ProblemGroup:
     """Problems that share passes, by the driver's numbers, without those that have ended."""
 
     driver: FairDriver
@@ -67,7 +67,7 @@ class Ticket:
     prompt_tokens: int = 0
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    group: Group | None = None
+    group: ProblemGroup | None = None
     number: int = -1
     written: dict[int, list[int]] = field(default_factory=dict)
     progress: Progress | None = None
@@ -121,7 +121,7 @@ class Service:
         self.concurrency = concurrency
         self.pace = PassPace.of(engine)
         self.main = self._new_group()
-        self.suspects: list[Group] = []
+        self.suspects: list[ProblemGroup] = []
         self.retried: deque[Ticket] = deque()
         self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.lock = Lock()
@@ -188,7 +188,7 @@ class Service:
         self.thread.join(CLOSE_S)
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[ProblemGroup]:
         return [self.main, *self.suspects]
 
     @property
@@ -203,8 +203,8 @@ class Service:
 
     # ------------------------------------------------------------ in the thread
 
-    def _new_group(self) -> Group:
-        return Group(FairDriver.of(self.engine, self.concurrency, self.pace))
+    def _new_group(self) -> ProblemGroup:
+        return ProblemGroup(FairDriver.of(self.engine, self.concurrency, self.pace))
 
     def _work(self) -> None:
         while self._read_inbox():
@@ -231,7 +231,7 @@ class Service:
                 return False
             order()
 
-    def _advance(self, group: Group) -> None:
+    def _advance(self, group: ProblemGroup) -> None:
         """A step of the problems of a group."""
         failed = False
         try:
@@ -247,7 +247,7 @@ class Service:
             else:
                 self.suspects.remove(group)
 
-    def _step(self, group: Group) -> None:
+    def _step(self, group: ProblemGroup) -> None:
         driver, tickets = group.driver, group.tickets
         for number, progress in driver.step():
             ticket = tickets[number]
@@ -277,7 +277,7 @@ class Service:
             log.exception("a pass failed with %d problems under way", len(under_way))
             self.retried += under_way
 
-    def _join(self, ticket: Ticket, group: Group | None = None) -> None:
+    def _join(self, ticket: Ticket, group: ProblemGroup | None = None) -> None:
         ticket.group = group or self.main
         ticket.number = ticket.group.driver.add_from(
             ticket.problem, ticket.config, ticket.client, ticket.prompt_tokens
@@ -308,7 +308,7 @@ class Service:
         self._forget(ticket)
         ticket.notify()
 
-    def _free(self, group: Group) -> None:
+    def _free(self, group: ProblemGroup) -> None:
         try:
             group.driver.close()
         except Exception:

@@ -14,7 +14,15 @@ from pydantic import Field
 from ttc.errors import InvalidInput, RemoteError, RequestRefused
 from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client, shown
-from ttc.remote.replies import MOST_TOKENS, TOKEN_ID, TOP_K, Expected, Read, Reply, check_same_text
+from ttc.remote.replies import (
+    MOST_TOKENS,
+    TOKEN_ID,
+    TOP_K,
+    AnswerPart,
+    Expected,
+    Reply,
+    check_same_text,
+)
 from ttc.sampling import GREEDY, Sampling
 from ttc.text.chat import decoded
 from ttc.text.prompt import raw_tokens
@@ -168,14 +176,14 @@ class Probe:
         return self.client.post("completions", body, asked.read, retries=retries)
 
 
-class Listed(Read):
+class Listed(AnswerPart):
     """max_model_len: vLLM and SGLang say."""
 
     id: str = Field(min_length=1)
     max_model_len: Annotated[int, Field(ge=2, le=MOST_TOKENS)] | None = None
 
 
-class ReadModels(Read):
+class ReadModels(AnswerPart):
     data: list[Listed]
 
 

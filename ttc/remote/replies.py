@@ -85,10 +85,10 @@ def _logprob(value: Any) -> float:
 
 
 Logprob = Annotated[float, BeforeValidator(_logprob)]
-Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+TokenCount = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
-class Read(BaseModel):
+class AnswerPart(BaseModel):
     model_config = ConfigDict(strict=True)
 
     @classmethod
@@ -105,17 +105,17 @@ class Read(BaseModel):
             ) from errors
 
 
-class ReadCached(Read):
-    cached_tokens: Count | None = None
+class ReadCached(AnswerPart):
+    cached_tokens: TokenCount | None = None
 
 
-class ReadUsage(Read):
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
+class ReadUsage(AnswerPart):
+    prompt_tokens: TokenCount | None = None
+    completion_tokens: TokenCount | None = None
     prompt_tokens_details: ReadCached | None = None
 
 
-class ReadLikely(Read):
+class ReadLikely(AnswerPart):
     token: str
     logprob: Logprob
     id: int | None = None
@@ -125,13 +125,13 @@ class ReadLikely(Read):
         return self.token if self.id is None else str(self.id)
 
 
-class ReadToken(Read):
+class ReadToken(AnswerPart):
     logprob: Logprob
     id: int | None = None
     top_logprobs: list[ReadLikely]
 
 
-class ReadLogprobs(Read):
+class ReadLogprobs(AnswerPart):
     """OpenAI's form for completions, or `content`, that for chats, which llama.cpp uses for
     both."""
 
@@ -152,7 +152,7 @@ class ReadLogprobs(Read):
             yield TokenFigures(value, top or {}, _token(name))
 
 
-class ReadChoice(Read):
+class ReadChoice(AnswerPart):
     text: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -163,7 +163,7 @@ class ReadChoice(Read):
     logprobs: ReadLogprobs | None = None
 
 
-class ReadAnswer(Read):
+class ReadAnswer(AnswerPart):
     choices: list[ReadChoice] = Field(min_length=1, max_length=1)
     usage: ReadUsage | None = None
 

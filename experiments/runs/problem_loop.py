@@ -7,17 +7,14 @@ import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.output import say, show
-from experiments.runs.auto_memory import StepMeter
 from experiments.runs.build import (
     check_backend,
-    check_run,
     is_remote,
     make_backend,
     make_search,
@@ -37,7 +34,6 @@ from experiments.runs.readers import same_choices
 from experiments.runs.reading import read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import ProgressBar, show_logged
-from experiments.runs.seeds_alike import SeedsAlike, Twin
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, summary_of
 from experiments.runs.summary_tables import failures, table
@@ -52,10 +48,11 @@ from ttc.protocols import misfit
 from ttc.results import Problem, Result
 from ttc.text.prompt import PromptTemplate
 
+Inputs = dict[str, dict[str, str]]
 
-def run(config: DictConfig, notes: Path | None = None) -> dict[str, Any]:
-    """Solve what is left of a run, or show it (`run.dry`). notes: a folder where the runs of a
-    sweep tell each other what need not be solved again; None for a run alone."""
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """Solve what is left of a run, or show it (`run.dry`); returns its summary."""
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
     config = resolved(config)
@@ -65,23 +62,10 @@ def run(config: DictConfig, notes: Path | None = None) -> dict[str, Any]:
         show(describe(config, job.template, job.task))
         return {}
     inputs = job.inputs()
-    problems = number_of(job.total, "problem")
-    say(f"{job.title}, {config.model.name}, {config.dataset.name}: {problems}{job.part}")
-    if (why := misfit(job.verifier, config.dataset.answer_kind)) is not None:
-        say(why)
-    if doubled := [problem.id for problem in job.task.problems if same_choices(problem)]:
-        names = ", ".join(doubled[:5]) + (", ..." if len(doubled) > 5 else "")
-        count = number_of(len(doubled), "question")
-        say(f"{count} with two choices of the same text, one of which is wrong: {names}")
-    similar = config.sharing.get("rule") == "similar"
-    if similar and not getattr(job.search, "phrasings", ()):
-        say(
-            "sharing=similar does nothing for the branches of one problem here: "
-            f"{type(job.search).__name__} words its prompts in one way alone; use "
-            "search=diverse_prompts with search.phrasings"
-        )
+    for line in job.introduction():
+        say(line)
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
-        summary = job.solve(folder, inputs, notes)
+        summary = job.solve(folder, inputs)
     _show(config, job, folder, summary)
     return summary
 
@@ -102,7 +86,6 @@ class Job:
         """Raises InvalidInput for what could not run, before any weights are read."""
         check_backend(config)
         search, verifier = make_search(config)
-        check_run(config)
         if config.run.record_tokens and config.dataset.private:
             raise InvalidInput(
                 "run.record_tokens=true would keep the questions of a data set that is not to be "
@@ -115,50 +98,48 @@ class Job:
         task = part_of(load_task(config.dataset), shard)
         return cls(config, search, verifier, template, task, shard)
 
-    @property
-    def title(self) -> str:
-        name = type(self.search).__name__
-        return f"{name} with {type(self.verifier).__name__}" if self.search.needs_verifier else name
+    def introduction(self) -> Iterator[str]:
+        """What is about to run, and what may be meant otherwise."""
+        config, shard = self.config, self.shard
+        title = type(self.search).__name__
+        if self.verifier is not None:
+            title += f" with {type(self.verifier).__name__}"
+        part = ""
+        if shard is not None:
+            part = f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
+        problems = number_of(self.total, "problem")
+        yield f"{title}, {config.model.name}, {config.dataset.name}: {problems}{part}"
+        if (why := misfit(self.verifier, config.dataset.answer_kind)) is not None:
+            yield why
+        if doubled := [problem.id for problem in self.task.problems if same_choices(problem)]:
+            names = ", ".join(doubled[:5]) + (", ..." if len(doubled) > 5 else "")
+            count = number_of(len(doubled), "question")
+            yield f"{count} with two choices of the same text, one of which is wrong: {names}"
+        similar = config.sharing.get("rule") == "similar"
+        if similar and not getattr(self.search, "phrasings", ()):
+            yield (
+                "sharing=similar does nothing for the branches of one problem here: "
+                f"{type(self.search).__name__} words its prompts in one way alone; use "
+                "search=diverse_prompts with search.phrasings"
+            )
 
     @property
     def total(self) -> int:
         """With the problems that cannot be used."""
         return len(self.task.problems) + len(self.task.failures)
 
-    @property
-    def part(self) -> str:
-        if (shard := self.shard) is None:
-            return ""
-        return f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
-
-    def solve(
-        self, folder: RunFolder, inputs: dict[str, dict[str, str]], notes: Path | None
-    ) -> dict[str, Any]:
+    def solve(self, folder: RunFolder, inputs: Inputs) -> dict[str, Any]:
         """Write a record of each problem that has none yet, then the summary."""
+        private = self.config.dataset.private
         if self.config.run.retry_failed:
-            folder.forget([name for name, record in folder.records.items() if failed(record)])
+            folder.forget({name for name, record in folder.records.items() if failed(record)})
         self._check_problems(folder)
         folder.check_inputs(inputs)
-        if notes is None or not self._same_for_all_seeds:
-            return self._solve_what_is_left(folder, inputs)
-        with SeedsAlike.alone(notes, self.config, inputs) as alike:
-            if (twin := alike.twin()) is not None:
-                self._copy(twin, folder)
-            summary = self._solve_what_is_left(folder, inputs)
-            alike.remember(folder)
-        return summary
-
-    def _solve_what_is_left(
-        self, folder: RunFolder, inputs: dict[str, dict[str, str]]
-    ) -> dict[str, Any]:
         problems = [problem for problem in self.task.problems if problem.id not in folder.records]
         unusable = [row for row in self.task.failures if row[0] not in folder.records]
         if done := self.total - len(problems) - len(unusable):
             say(f"{done} of {self.total} were done already")
         engine = make_backend(self.config) if problems else None
-        meter = (
-            StepMeter(engine) if isinstance(engine, Engine) and engine.chosen is not None else None
-        )
         self._check_model(engine, inputs, folder)
         why = other_samples(engine)
         if why and folder.records:
@@ -168,43 +149,22 @@ class Job:
             )
         sitting = {"records_before": len(folder.records), "samples_depend_on_batch": why}
         folder.made_by({"commit": commit(), "machine": machine(), **sitting})
-        if engine is not None and self.search.needs_verifier:
-            texts = [p.question for p in problems] if self.config.dataset.private else []
-            with texts_left_out(self.config.dataset.private, texts):
+        if engine is not None and self.verifier is not None:
+            with texts_left_out(private, [p.question for p in problems] if private else []):
                 _try_verifier(self.verifier, self.template, engine, problems)
         for name, reason in unusable:
             result = Result.unsolved(Problem("", name), self.config.run.seed, reason)
             record = problem_record(result, self.task)
-            if self.config.dataset.private:
+            if private:
                 without_texts(record)
             folder.append(record)
         if engine is not None:
             self._solve(engine, problems, folder)
             engine.close()
-        summary = summary_of(
-            self.config, [folder.records[name] for name in self._ids()], folder.goes
-        )
-        if meter is not None:
-            summary["plan"] = meter.record()
+        records = [folder.records[name] for name in self._ids()]
+        summary = summary_of(self.config, records, folder.goes)
         folder.write_summary(summary)
         return summary
-
-    @property
-    def _same_for_all_seeds(self) -> bool:
-        search, tools = self.search, self.config.tools.get("_target_")
-        inherited = "draws" not in vars(type(search))  # a subclass of one's own may draw
-        return not (search.draws or inherited or tools)
-
-    def _copy(self, twin: Twin, folder: RunFolder) -> None:
-        asked = {problem.id for problem in self.task.problems} - folder.records.keys()
-        if records := [record for record in twin.records if record["id"] in asked]:
-            say(
-                f"{number_of(len(records), 'record')} copied from {twin.folder}, which differs in "
-                f"its seed alone: {type(self.search).__name__} draws nothing here"
-            )
-            folder.check_inputs(twin.fingerprint)
-            folder.made_by(*twin.made_by)
-            folder.append(*records)
 
     def _check_problems(self, folder: RunFolder) -> None:
         """Refuse to sum up less than the folder holds."""
@@ -220,7 +180,7 @@ class Job:
         unusable = [name for name, _ in self.task.failures]
         return [problem.id for problem in self.task.problems] + unusable
 
-    def inputs(self) -> dict[str, dict[str, str]]:
+    def inputs(self) -> Inputs:
         config, task = self.config, self.task
         inputs = fingerprint(
             config.model.name, task.problems, task.failures, self.template.examples
@@ -231,9 +191,7 @@ class Job:
         inputs["code"] = code_fingerprint(config)
         return inputs
 
-    def _check_model(
-        self, engine: Backend | None, inputs: dict[str, dict[str, str]], folder: RunFolder
-    ) -> None:
+    def _check_model(self, engine: Backend | None, inputs: Inputs, folder: RunFolder) -> None:
         """Refuse another model than the records', where only a loaded one shows which it is."""
         if engine is not None and engine.served:
             folder.check_inputs(inputs | {"model": dict(engine.served)})

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,7 +15,6 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from experiments.cli.labels import label, labels, typed_settings
-from experiments.cli.output import say
 from experiments.cli.temporary import temporary_folder, told_of_temporary
 from experiments.runs.overrides import read
 from ttc.errors import InvalidInput, number_of
@@ -28,26 +23,10 @@ NOTE = "job.json"
 """The file of a run's folder that says which job of a sweep it was."""
 PRESETS = "experiment"
 """The group whose choices set others."""
-LOOK_S, RECORDED_S = 1.0, 30.0
-"""How often it is looked for jobs that have begun or ended, and told how much is recorded."""
 
 
 def sweeps(arguments: Sequence[str]) -> bool:
     return bool({"-m", "--multirun"} & set(arguments))
-
-
-def _check_name(overrides: Sequence[Override]) -> None:
-    swept = [o.key_or_group for o in overrides if o.is_sweep_override()]
-    for o in overrides:
-        fixed = o.key_or_group == "run.name" and not o.is_sweep_override()
-        name = str(o.value())
-        others = [key for key in swept if key != "run.shard"]
-        if fixed and others and "${" not in name:
-            raise InvalidInput(
-                f"run.name={name} is the folder of one run, and the jobs of this sweep differ in "
-                f"{others[0]}; leave it out, as each job has a name of its own, and give the "
-                f"folder of all of them: run.output_dir=outputs/{name}"
-            )
 
 
 def for_each_job(arguments: Sequence[str]) -> list[str]:
@@ -60,16 +39,29 @@ def for_each_job(arguments: Sequence[str]) -> list[str]:
     reaches the jobs alone. Raises InvalidInput for one run.name of several runs.
     """
     overrides = [read(word) for word in arguments]
-    swept = {_group(o) for o in overrides if o is not None and o.is_sweep_override()}
-    _check_name([o for o in overrides if o is not None])
+    swept = [o.key_or_group for o in overrides if o is not None and o.is_sweep_override()]
+    groups = {_group(key) for key in swept}
     words = []
     for word, override in zip(arguments, overrides, strict=True):
         if override is not None:
-            group = _group(override)
-            if group not in ("run", "hydra") and swept & {group, PRESETS}:
+            _check_name(override, swept)
+            group = _group(override.key_or_group)
+            if group not in ("run", "hydra") and groups & {group, PRESETS}:
                 word = _one_value(override)
         words.append(word)
     return words
+
+
+def _check_name(override: Override, swept: Sequence[str]) -> None:
+    others = [key for key in swept if key not in ("run.name", "run.shard")]
+    if override.key_or_group != "run.name" or override.is_sweep_override() or not others:
+        return
+    if "${" not in (name := str(override.value())):
+        raise InvalidInput(
+            f"run.name={name} is the folder of one run, and the jobs of this sweep differ in "
+            f"{others[0]}; leave it out, as each job has a name of its own, and give the "
+            f"folder of all of them: run.output_dir=outputs/{name}"
+        )
 
 
 def job_title(arguments: Sequence[str], number: int, overrides: Sequence[str]) -> str:
@@ -80,7 +72,7 @@ def job_title(arguments: Sequence[str], number: int, overrides: Sequence[str]) -
     """
     swept = [o for word in arguments if (o := read(word)) is not None and o.is_sweep_override()]
     counts = {o.key_or_group.replace("/", "."): _values(o) for o in swept}
-    by_hydra = not any(re.match(r"\+*hydra[./]sweeper", word) for word in arguments)
+    by_hydra = not any("hydra/sweeper" in word or "hydra.sweeper" in word for word in arguments)
     known = by_hydra and None not in counts.values()
     total = f" of {prod(filter(None, counts.values()))}" if known else ""
     keys = [key for key, count in counts.items() if count != 1]
@@ -94,8 +86,8 @@ def _values(override: Override) -> int | None:
         return None
 
 
-def _group(override: Override) -> str:
-    return override.key_or_group.split(".")[0].split("/")[0]
+def _group(key: str) -> str:
+    return key.split(".")[0].split("/")[0]
 
 
 def _one_value(override: Override) -> str:
@@ -113,14 +105,6 @@ def _one_value(override: Override) -> str:
     return one if kept else given
 
 
-def _own_log() -> str | None:
-    """Where the lines of this process go, where submitit has started it."""
-    if (submitit := sys.modules.get("submitit")) is None:
-        return None
-    here = submitit.JobEnvironment()
-    return str(here.paths.stderr) if here.activated() else None
-
-
 def note_job(folder: Path, sweep: str, number: int, overrides: Sequence[str]) -> None:
     """Keep in a run's folder which job of which sweep it was."""
     note = {"sweep": sweep, "number": number, "overrides": list(overrides)}
@@ -129,35 +113,32 @@ def note_job(folder: Path, sweep: str, number: int, overrides: Sequence[str]) ->
 
 def in_order_of_sweep(folders: Sequence[Path]) -> list[Path]:
     """Folders of one sweep in the order of its jobs, others as they are."""
-    notes = [_note(folder) for folder in folders]
-    if len({note.get("sweep") for note in notes}) != 1 or not all(notes):
-        return list(folders)
-    numbers = [int(note["number"]) for note in notes]
-    return [folders[i] for i in sorted(range(len(folders)), key=numbers.__getitem__)]
+    numbers = [note["number"] for note in _notes(folders)]
+    return (
+        [folders[i] for i in sorted(range(len(folders)), key=numbers.__getitem__)]
+        if numbers
+        else list(folders)
+    )
 
 
 def typed_names(folders: Sequence[Path]) -> list[str] | None:
     """What a sweep calls its jobs, seeds left aside; None where these are not of one, or not all
     told apart."""
-    notes = [_note(folder) for folder in folders]
-    if len({note.get("sweep") for note in notes}) != 1 or not all(notes):
-        return None
-    names = row_labels([note["overrides"] for note in notes])
-    return names if all(names) and len(set(names)) == len(names) else None
+    names = row_labels([note["overrides"] for note in _notes(folders)])
+    return names if names and all(names) and len(set(names)) == len(names) else None
 
 
-def _note(folder: Path) -> dict[str, Any]:
-    """{} where the folder is of no sweep, or its note cannot be read."""
+def _notes(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """The notes of folders that are all of one sweep, else none."""
     try:
-        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    known = isinstance(note, dict) and isinstance(note.get("sweep"), str)
-    if not known or type(note.get("number")) is not int:
-        return {}
-    overrides = note.get("overrides")
-    typed = isinstance(overrides, list) and all(isinstance(word, str) for word in overrides)
-    return note if typed else {}
+        notes = [json.loads((folder / NOTE).read_text(encoding="utf-8")) for folder in folders]
+        whole = all(
+            type(note["number"]) is int and all(isinstance(o, str) for o in note["overrides"])
+            for note in notes
+        )
+        return notes if whole and len({str(note["sweep"]) for note in notes}) == 1 else []
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return []
 
 
 def row_labels(jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -196,74 +177,27 @@ class Outcomes:
         with temporary_folder(".ttc-sweep-", Path.cwd() if elsewhere else None) as place:
             yield cls(place)
 
-    def begin(self, number: int, folder: Path, title: str = "") -> None:
-        """A job is about to write to this folder. title: what it is called."""
-        note = {"folder": str(folder), "title": title, "log": _own_log()}
-        self._write(f"{number:06}.begun", note)
+    def begin(self, number: int, folder: Path) -> None:
+        """A job is about to write to this folder."""
+        self._write(f"{number:06}.begun", str(folder))
 
     def recorded(self) -> str:
         """How many problems the jobs that have begun have recorded, and where; "" for none."""
         count = 0
         where = set[str]()
         for begun in self.place.glob("*.begun"):
-            folder = Path(json.loads(begun.read_text(encoding="utf-8"))["folder"])
-            file = folder / "records.jsonl"
+            file = Path(json.loads(begun.read_text(encoding="utf-8"))) / "records.jsonl"
             if lines := file.read_bytes().count(b"\n") if file.exists() else 0:
                 count += lines
-                where.add(str(folder.parent))
+                where.add(str(file.parent.parent))
         return f"{number_of(count, 'problem')} in {', '.join(sorted(where))}" if count else ""
 
     def add(self, number: int, outcome: JobOutcome) -> None:
         self._write(f"{number:06}.json", asdict(outcome))
 
-    def _write(self, name: str, value: dict[str, Any]) -> None:
-        """Whole or not at all, as another process may look at any time."""
-        new = self.place / f"{name}.new"
+    def _write(self, name: str, value: Any) -> None:
         with told_of_temporary(self.place):
-            new.write_text(json.dumps(value), encoding="utf-8")
-            new.replace(self.place / name)
-
-    def news(self, told: set[str]) -> Iterator[str]:
-        """A line for each job that has begun or ended and is not among `told` yet."""
-        for file in sorted(self.place.glob("*.begun")):
-            note = json.loads(file.read_text(encoding="utf-8"))
-            if file.name not in told:
-                told.add(file.name)
-                yield f"{note['title']} has begun, its log: {note['log'] or 'unknown'}"
-            ended = file.with_suffix(".json")
-            if ended.name not in told and ended.exists():
-                told.add(ended.name)
-                result = json.loads(ended.read_text(encoding="utf-8"))["result"]
-                how = f"has failed: {result}" if isinstance(result, str) else "is done"
-                yield f"{note['title'].partition(':')[0]} {how}"
-
-    @contextmanager
-    def watched(self, arguments: Sequence[str]) -> Iterator[None]:
-        """Tell on the screen how far jobs are whose own lines go into logs, as submitit's do."""
-        if not any(re.match(r"\+*hydra/launcher=submitit", word) for word in arguments):
-            yield
-            return
-        over = Event()
-        watching = Thread(target=self._watch, args=(over,), daemon=True)
-        watching.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watching.join()
-
-    def _watch(self, over: Event) -> None:
-        told = set[str]()
-        last, since = "", time.monotonic()
-        while True:
-            ended = over.wait(LOOK_S)
-            for line in self.news(told):
-                say(line)
-            if ended:
-                return
-            if time.monotonic() - since > RECORDED_S and (done := self.recorded()) != last:
-                say(f"recorded so far: {done}")
-                last, since = done, time.monotonic()
+            (self.place / name).write_text(json.dumps(value), encoding="utf-8")
 
     def all(self) -> list[JobOutcome]:
         """In the order of the jobs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,12 @@ import pytest
 import experiments.runs.build
 from experiments.runs.auto_memory import asked_for, auto_of
 from experiments.runs.plan import show
-from experiments.runs.problem_loop import run
 from experiments.standins.random_gguf import Shape, write_llama
 from search import DVTS, BeamSearch, BestOfN, DiversePrompts, Greedy
 from tests.helpers.configurations import configuration
 from tests.helpers.parts import only_with
 from tests.helpers.placements import write_profile
-from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from tests.helpers.runs import ROWS, save_model, save_rows
 from ttc import Auto, InvalidInput
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import read
@@ -121,27 +119,6 @@ def test_a_plan_counts_the_bytes_of_stored_weights(
         line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("| resident"))
         needed.append(float(line.split("|")[6].strip().removesuffix("M")))
     assert size < needed[0] + 0.1 < size + 10 and needed[1] > needed[0] + 4 * size
-
-
-def test_a_run_records_how_well_its_steps_were_predicted(tmp_path: Path, profile: str) -> None:
-    search = ("search=best_of_n", "search.n=3", "search.max_tokens=6", "verifier=confidence")
-    summary = run(composed(tmp_path, "memory=auto", profile, "model.device=cpu", search=search))
-    plan = json.loads((tmp_path / "outputs" / "r" / "summary.json").read_text())["plan"]
-    assert plan == json.loads(json.dumps(summary["plan"]))
-    assert plan["chosen"] == ["placement=resident", "memory=resident"]
-    problems = MOST_ROWS // 3
-    expected = {
-        "prompt_tokens": 512,
-        "output_tokens": 6,
-        "branches": 3 * problems,
-        "step_tokens": 6,
-    }
-    assert plan["planned_for"] == expected | {"problems": problems}
-    assert 1 <= plan["searched"]["problems"] <= 4
-    assert 3 <= plan["searched"]["branches"] <= 12
-    assert plan["searched"]["prompt_tokens"] == 6
-    assert plan["planned_step_s"] > 0 and plan["measured_step_s"] > 0
-    assert plan["error"] == pytest.approx(plan["predicted_step_s"] / plan["measured_step_s"] - 1)
 
 
 def test_a_run_that_is_told_its_problems_is_planned_for_these(

@@ -12,8 +12,7 @@ from omegaconf import DictConfig
 
 from experiments.cli.output import say
 from experiments.cli.refusals import explained
-from experiments.cli.temporary import temporary_folder
-from experiments.runs.build import check_run, make_search, resolved
+from experiments.runs.build import make_search, resolved
 from experiments.runs.data import load_task
 from experiments.runs.hydra_command import composed
 from experiments.runs.problem_loop import run
@@ -54,7 +53,6 @@ def checked(config: DictConfig) -> DictConfig:
     """The configuration with all values, once its search and its limits can be used."""
     values = resolved(config)
     make_search(values)
-    check_run(values)
     return values
 
 
@@ -64,15 +62,14 @@ def run_cells(cells: Sequence[Cell]) -> tuple[dict[str, str], set[str]]:
     errors: dict[str, str] = {}
     refused = set[str]()
     planned = zip(cells, configurations(cells), strict=True)
-    with temporary_folder() as notes:
-        for number, (cell, config) in enumerate(planned, 1):
-            say(f"cell {number} of {len(cells)}: {cell.name}")
-            try:
-                with redirect_stdout(io.StringIO()):  # the table of the whole comes at the end
-                    run(config, notes)
-            except (Exception, SystemExit) as error:
-                errors[cell.name] = explained(error)
-                if isinstance(error, InvalidInput):
-                    refused.add(cell.name)
-                say(f"error: {errors[cell.name]}")
+    for number, (cell, config) in enumerate(planned, 1):
+        say(f"cell {number} of {len(cells)}: {cell.name}")
+        try:
+            with redirect_stdout(io.StringIO()):  # the table of the whole comes at the end
+                run(config)
+        except (Exception, SystemExit) as error:
+            errors[cell.name] = explained(error)
+            if isinstance(error, InvalidInput):
+                refused.add(cell.name)
+            say(f"error: {errors[cell.name]}")
     return errors, refused

@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cli.refusals import explained
 from experiments.runs.build import (
     check_backend,
-    check_run,
     make_backend,
     make_budget,
     make_search,
@@ -218,5 +217,4 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
     except (Exception, SystemExit) as error:
         raise InvalidInput(explained(error)) from error
     check_backend(config)
-    check_run(config)
     return config

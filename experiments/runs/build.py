@@ -183,11 +183,6 @@ def make_tools(config: DictConfig) -> Any:
     return _made(config.tools)
 
 
-def check_run(config: DictConfig) -> None:
-    """Raise InvalidInput for settings with which nothing would be solved."""
-    check_settings(config)
-
-
 def make_backend(config: DictConfig) -> Backend:
     if not is_remote(config):
         return make_engine(config)

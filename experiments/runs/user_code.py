@@ -100,5 +100,6 @@ def code_files(module: str) -> list[Path]:
     else:
         finder = ModuleFinder([str(root)], excludes=OURS)
         finder.import_hook(module)
-        files = {Path(found.__file__) for found in finder.modules.values() if found.__file__}
+        found = vars(finder)["modules"].values()
+        files = {Path(one.__file__) for one in found if one.__file__}
     return [first, *sorted(files - {first})]

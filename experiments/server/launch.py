@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 from experiments.cli.output import say
 from experiments.runs.build import (
     check_backend,
-    check_run,
     make_backend,
     make_verifier,
     resolved,
@@ -40,7 +39,6 @@ def run(config: DictConfig, choice: str) -> None:
     show_logged(config.dataset.private)
     show_log(config.dataset.private)
     check_backend(config)
-    check_run(config)
     key = api_key(config)
     listening = bind(config.serve.host, config.serve.port)
     with listening:

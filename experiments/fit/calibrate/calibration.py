@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cli.output import show
 from experiments.cli.tables import labelled
 from experiments.runs.build import (
-    check_run,
     make_engine,
     make_template,
     make_verifier,
@@ -90,7 +89,6 @@ def _check(config: DictConfig) -> None:
         raise InvalidInput(
             f"calibrate.eps={settings.eps} belongs to calibrate.level=2; leave it out"
         )
-    check_run(config)
 
 
 def _inner(config: DictConfig) -> Verifier:

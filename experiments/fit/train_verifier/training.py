@@ -30,7 +30,6 @@ from experiments.fit.train_verifier.lora import LoraFit, LoraSettings, LoraTrain
 from experiments.fit.train_verifier.problems import Problems, ProblemSet, load_problems
 from experiments.fit.train_verifier.rollouts import Labels, Rollouts, Solution, solutions
 from experiments.runs.build import (
-    check_run,
     make_engine,
     make_template,
     make_verifier,
@@ -118,7 +117,6 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     adapters are trained (None for a head alone)."""
     settings = config.train
     _check_labels(settings)
-    check_run(config)
     _check_folder(Path(settings.folder))
     if settings.record is not None and not Path(settings.record).parent.is_dir():
         raise InvalidInput(

@@ -21,6 +21,7 @@ from ttc.text.thinking_switch import without_thought
 from ttc.tree.branch import Branch
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout, TreeMirror
+from verifiers.side_branches import rated_text
 
 RUBRIC = (
     "Grade a solution of a problem. The solution may not be complete yet; then grade it as far as "
@@ -68,7 +69,7 @@ class LLMJudge(RewardModel):
         return super()._engine(backend)
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        return self.one_rating(question, self.rated_text(branch).strip())
+        return self.one_rating(question, rated_text(branch, self.thoughts).strip())
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         solution = "".join(steps)

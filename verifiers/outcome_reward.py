@@ -13,6 +13,7 @@ from ttc.errors import UnsupportedModel
 from ttc.tree.branch import Branch
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout
+from verifiers.side_branches import rated_text
 
 
 @dataclass(eq=False)
@@ -42,7 +43,7 @@ class OutcomeReward(RewardModel):
         self.chat([{"role": "user", "content": "?"}])
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        return self.one_rating(question, self.rated_text(branch).strip())
+        return self.one_rating(question, rated_text(branch, self.thoughts).strip())
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]

@@ -28,6 +28,7 @@ from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 from verifiers.reward_model_pass import Layout, TreeMirror, read_apart
+from verifiers.side_branches import rated_text
 
 MARK = "\x00"
 """Stands where a text goes on; `whole` and `templated` encode what a format puts before it."""
@@ -142,7 +143,9 @@ class RewardModel(Options, ABC):
         return [self.layout(b, q) for b, q in zip(branches, questions, strict=True)]
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        return self.laid_out(question, *self.split(self.rated_text(branch), branch.finished))
+        return self.laid_out(
+            question, *self.split(rated_text(branch, self.thoughts), branch.finished)
+        )
 
     def split(self, text: str, finished: bool) -> tuple[list[str], str | None]:
         """The steps of a text that are ended, and the one that is not (see `split_steps`)."""
@@ -167,11 +170,6 @@ class RewardModel(Options, ABC):
         shared = common_prefix(whole, self.opened(question, [*steps, rest]))
         kept = max(len(tokens), shared)
         return Layout(whole[:kept], reads, whole[kept : len(whole) + self.offset + 1])
-
-    def rated_text(self, branch: Branch) -> str:
-        """What of a branch is rated (see `thoughts`)."""
-        said = None if self.thoughts else branch.answer_text
-        return branch.text if said is None else said
 
     def one_rating(self, question: str, text: str) -> Layout:
         """The layout of a text that is rated as a whole, and goes on from its last character."""

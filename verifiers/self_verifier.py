@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
@@ -12,7 +11,7 @@ from ttc.backend import Backend, Need
 from ttc.calibration.layer_profile import BranchProfile, layer_profile
 from ttc.checks import Options, Words
 from ttc.engine import Engine
-from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.errors import InvalidInput
 from ttc.passes.ratings import pass_by_pass
 from ttc.task import Passes, all_of
 from ttc.text.chat import QUESTION, following, has_template, next_turn_text
@@ -21,36 +20,12 @@ from ttc.text.thinking_switch import without_thought
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import common_prefix
-from verifiers.side_branches import rated_text, side_tokens
+from verifiers.side_branches import rated_text, shares, side_tokens, spellings
 
 GRADER = (
     "Here is a problem and a proposed solution. Judge whether the solution's final answer is "
     "correct."
 )
-
-
-@dataclass
-class Asking:
-    """What is asked of branches. asked: after each of them. replaced: the branches that are asked
-    elsewhere, after `beginnings`. side: the branches that hold these; who asks releases them."""
-
-    backend: Backend
-    branches: Sequence[Branch]
-    asked: list[list[int]]
-    replaced: list[int]
-    beginnings: list[list[int]]
-    side: list[Branch] = field(default_factory=list)
-
-    def starts(self) -> Passes[tuple[list[Branch], list[list[int]]]]:
-        starts = list(self.branches)
-        if self.replaced:
-            of = [starts[i] for i in self.replaced]
-            task = self.backend.side_branches(of, self.beginnings)
-            self.side = task.branches
-            yield from task.passes()
-        for i, branch in zip(self.replaced, self.side, strict=True):
-            starts[i] = branch
-        return starts, self.asked
 
 
 @dataclass(frozen=True)
@@ -59,16 +34,13 @@ class SelfVerifier(Options):
 
     The question is forked onto the branch, so that a dozen tokens are computed instead of the
     problem and its answer again. All spellings of yes and no that are single tokens count.
-
     exit: lets branches leave the pass before the last layer (CGEE level 2; approximate, see
-        `EarlyExit` for what their scores may be compared with). Its `positive` is set here.
+        `EarlyExit`). Its `positive` is set here.
     fresh: RKSC's way instead, a new prompt: a grader's instruction, the whole problem, the branch's
-        text, then the question. What a problem's prompts share is computed once, through all
-        layers.
-    thoughts: show the model its thoughts too, which the branch's KV always holds. Without them
-        takes `fresh`. While it still thinks there is no answer, and its text so far is shown.
-    Raises InvalidInput for an empty question and for thoughts=False without `fresh`, Unsupported
-    for an exit or fresh prompts on a backend that has none.
+        text, then the question. What a problem's prompts share is computed once.
+    thoughts: show the model its thoughts too, which the branch's KV always holds; without them
+        takes `fresh`. Before there is an answer, the text so far is shown.
+    Raises Unsupported for an exit or fresh prompts on a backend that has none.
 
     Rates: the answer: P(yes) when the model is asked whether it is right.
     Cost: the question's tokens.
@@ -94,16 +66,16 @@ class SelfVerifier(Options):
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Passes[list[list[float]]]:
-        yes, no = spellings(backend, "yes"), spellings(backend, "no")
-        words = [[[token] for token in (*yes, *no)]] * len(branches)
-        exit = None if self.exit is None else replace(self.exit, positive=len(yes))
-        asking = self._asking(branches, questions, backend)
+        spelt = spellings(backend, "yes", "no")
+        words = [[[token] for group in spelt for token in group]] * len(branches)
+        exit = None if self.exit is None else replace(self.exit, positive=len(spelt[0]))
+        side = list[Branch]()
         try:
-            starts, asked = yield from asking.starts()
-            logprobs = yield from backend.score(starts, words, given=asked, exit=exit).passes()
+            starts, asked = yield from self._starts(branches, questions, backend, side)
+            rows = yield from backend.score(starts, words, given=asked, exit=exit).passes()
         finally:
-            backend.release(asking.side)
-        return [[yes_share([row[0] for row in rows], len(yes))] for rows in logprobs]
+            backend.release(side)
+        return [shares([logprob for (logprob,) in row], spelt)[:1] for row in rows]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         if self.fresh:
@@ -123,34 +95,50 @@ class SelfVerifier(Options):
     ) -> list[BranchProfile]:
         """What each layer says of each branch that is asked in full; after the last one, its
         rating."""
-        yes, no = spellings(engine, "yes"), spellings(engine, "no")
-        asking = self._asking(branches, questions, engine)
+        yes, no = spellings(engine, "yes", "no")
+        side = list[Branch]()
         try:
-            starts, asked = all_of(asking.starts())
+            starts, asked = all_of(self._starts(branches, questions, engine, side))
             return layer_profile(engine, starts, asked, [[*yes, *no]] * len(branches), len(yes))
         finally:
-            engine.release(asking.side)
+            engine.release(side)
 
     # ---------------------------------------------------------------- asking
 
-    def _asking(
-        self, branches: Sequence[Branch], questions: Sequence[str], engine: Backend
-    ) -> Asking:
+    def _starts(
+        self,
+        branches: Sequence[Branch],
+        questions: Sequence[str],
+        backend: Backend,
+        side: list[Branch],
+    ) -> Passes[tuple[list[Branch], list[list[int]]]]:
+        """What is asked after which branches. side: gets the new ones among these, which whoever
+        asks releases."""
+        beginnings: list[list[int] | None] = []  # of new branches
+        asked = []
         if self.fresh:
-            prompts = self._prompts(branches, questions, engine)
-            cuts = _shared_lengths(branches, prompts)
-            replaced = list(range(len(branches)))
-            asked = [prompt[cut:] for prompt, cut in zip(prompts, cuts, strict=True)]
-            beginnings = [prompt[:cut] for prompt, cut in zip(prompts, cuts, strict=True)]
+            prompts = self._prompts(branches, questions, backend)
+            for prompt, cut in zip(prompts, _shared_lengths(branches, prompts), strict=True):
+                beginnings.append(prompt[:cut])
+                asked.append(prompt[cut:])
         else:
-            follow_ups = self._follow_ups(branches, engine)
-            pairs = list(zip(branches, follow_ups, strict=True))
-            replaced = [i for i, pair in enumerate(pairs) if _ends_otherwise(*pair, engine)]
-            asked = _after_the_turn(branches, follow_ups)
-            for i in replaced:
-                asked[i] = follow_ups[i][1:]
-            beginnings = [[*branches[i].tokens[:-1], follow_ups[i][0]] for i in replaced]
-        return Asking(engine, branches, asked, replaced, beginnings)
+            template = has_template(backend.tokenizer)
+            follow_ups = self._follow_ups(branches, backend)
+            for branch, tokens in zip(branches, follow_ups, strict=True):
+                ended = branch.finish_reason == "eos"
+                same = branch.tokens[-1] == tokens[0]  # it has written its turn's end itself
+                asked.append(tokens[1:] if ended and (same or template) else tokens)
+                otherwise = ended and template and not same
+                beginnings.append([*branch.tokens[:-1], tokens[0]] if otherwise else None)
+        starts = list(branches)
+        new = {i: tokens for i, tokens in enumerate(beginnings) if tokens is not None}
+        if new:
+            task = backend.side_branches([branches[i] for i in new], list(new.values()))
+            side += task.branches
+            yield from task.passes()
+            for i, branch in zip(new, side, strict=True):
+                starts[i] = branch
+        return starts, asked
 
     def _follow_ups(self, branches: Sequence[Branch], backend: Backend) -> list[list[int]]:
         """What follows each answer: its turn's end, the question, the next turn's start."""
@@ -188,37 +176,3 @@ def _shared_lengths(branches: Sequence[Branch], prompts: Sequence[list[int]]) ->
             for row in rows:
                 lengths[row] = max(1, min(shared, len(first) - 1))
     return lengths
-
-
-def _after_the_turn(branches: Sequence[Branch], follow_ups: Sequence[list[int]]) -> list[list[int]]:
-    """The follow-ups, without the turn's end where a finished branch has written that itself."""
-    after = []
-    for branch, tokens in zip(branches, follow_ups, strict=True):
-        written = branch.finish_reason == "eos" and branch.tokens[-1] == tokens[0]
-        after.append(tokens[1:] if written else tokens)
-    return after
-
-
-def _ends_otherwise(branch: Branch, follow_up: Sequence[int], backend: Backend) -> bool:
-    """Whether a finished branch has ended its turn with another token than the chat template."""
-    ended = branch.finish_reason == "eos" and has_template(backend.tokenizer)
-    return ended and branch.tokens[-1] != follow_up[0]
-
-
-def spellings(backend: Backend, word: str) -> list[int]:
-    """The tokens that spell `word` alone, in any case, with and without a space."""
-    cases = (word, word.capitalize(), word.upper())
-    forms = [f"{space}{form}" for form in cases for space in ("", " ")]
-    encoded = [backend.encode(form) for form in forms]
-    tokens = sorted({tokens[0] for tokens in encoded if len(tokens) == 1})
-    if not tokens:
-        raise UnsupportedModel(
-            f"the tokenizer has no single token for {word!r}; use another verifier"
-        )
-    return tokens
-
-
-def yes_share(logprobs: Sequence[float], yes: int) -> float:
-    highest = max(logprobs)
-    weights = [math.exp(logprob - highest) for logprob in logprobs]
-    return sum(weights[:yes]) / sum(weights)

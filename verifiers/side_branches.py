@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ttc.backend import Backend, Tokens
+from ttc.backend import Backend
+from ttc.errors import UnsupportedModel
 from ttc.sampling import Sampling
 from ttc.step import Step
 from ttc.task import Passes
@@ -29,12 +31,12 @@ def side_tokens(
     """The tokens of a question as a chat. ending: what follows it without a chat template. thinks:
     the model may think first; else it is asked for the answer at once. thoughts: of the branch that
     it is about."""
-    if has_template(backend.tokenizer):
-        tokenizer = backend.tokenizer
-        options, closing = ({}, "") if thinks else without_thought(tokenizer, thoughts)
-        tokens = chat_tokens([{"role": "user", "content": text}], tokenizer, options)
-        return [*tokens, *following(closing, tokenizer)] if closing else tokens
-    return raw_tokens(f"{guarded(text, backend.tokenizer)}{ending}", backend.tokenizer)
+    tokenizer = backend.tokenizer
+    if not has_template(tokenizer):
+        return raw_tokens(f"{guarded(text, tokenizer)}{ending}", tokenizer)
+    options, closing = ({}, "") if thinks else without_thought(tokenizer, thoughts)
+    tokens = chat_tokens([{"role": "user", "content": text}], tokenizer, options)
+    return [*tokens, *following(closing, tokenizer)] if closing else tokens
 
 
 def written(
@@ -59,12 +61,34 @@ def reopen(texts: Sequence[Branch]) -> None:
             text.reopen(int(text.finish_reason == "eos"))
 
 
-def scored(
-    backend: Backend, branches: Sequence[Branch], words: Sequence[Tokens]
+def spellings(backend: Backend, *words: str) -> list[list[int]]:
+    """For each word the tokens that spell it alone, in any case, with and without a space."""
+    spelt = []
+    for word in words:
+        cases = (word, word.capitalize(), word.upper())
+        encoded = [backend.encode(f"{space}{form}") for form in cases for space in ("", " ")]
+        spelt.append(sorted({tokens[0] for tokens in encoded if len(tokens) == 1}))
+        if not spelt[-1]:
+            raise UnsupportedModel(
+                f"the tokenizer has no single token for {word!r}; use another verifier"
+            )
+    return spelt
+
+
+def word_shares(
+    backend: Backend, branches: Sequence[Branch], spelt: Sequence[Sequence[int]]
 ) -> Passes[list[list[float]]]:
-    """Log-probabilities of single tokens after each branch."""
-    rows = yield from backend.score(branches, [words] * len(branches)).passes()
-    return [[logprob for (logprob,) in row] for row in rows]
+    """The probability of each word (see `spellings`) among all of them, after each branch."""
+    tokens = [[token] for group in spelt for token in group]
+    rows = yield from backend.score(branches, [tokens] * len(branches)).passes()
+    return [shares([logprob for (logprob,) in row], spelt) for row in rows]
+
+
+def shares(logprobs: Sequence[float], spelt: Sequence[Sequence[int]]) -> list[float]:
+    highest = max(logprobs)
+    weights = [math.exp(logprob - highest) for logprob in logprobs]
+    each = iter(weights)
+    return [sum(next(each) for _ in tokens) / sum(weights) for tokens in spelt]
 
 
 @contextmanager

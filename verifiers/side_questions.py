@@ -3,7 +3,6 @@ a few words."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,19 +15,19 @@ from ttc.step import Step
 from ttc.task import Passes
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
-from verifiers.self_verifier import spellings
 from verifiers.side_branches import (
     counted_as_verifier,
     reopen,
-    scored,
     side_tokens,
+    spellings,
+    word_shares,
     written,
 )
 
 
 @dataclass(eq=False, kw_only=True)
 class SideQuestions(Options):
-    """What verifiers have in common that ask such questions.
+    """What asks such questions.
 
     repeats: how often each question is asked. max_tokens: of the text that the model writes before
         it answers, 0 to answer at once. temperature: of the texts.
@@ -49,20 +48,15 @@ class SideQuestions(Options):
         if self.repeats > 1 and (not self.max_tokens or not self.temperature):
             raise InvalidInput(
                 f"repeats={self.repeats} would all be the same with max_tokens={self.max_tokens} "
-                f"and temperature={self.temperature}; let the model write before it answers, as "
-                "with max_tokens=256 and temperature=0.8"
+                f"and temperature={self.temperature}; give max_tokens=256 and temperature=0.8"
             )
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature)
 
     def asked(self, text: str, backend: Backend, thoughts: Thoughts | None = None) -> list[int]:
         """A question's tokens, up to where the model writes. thoughts: of the branch that it is
         about."""
         thinks = self.max_tokens > 0
         tokens = side_tokens(text, backend, "\n", thinks=thinks, thoughts=thoughts)
-        return tokens if self.max_tokens else [*tokens, *backend.encode(self.cue)]
+        return tokens if thinks else [*tokens, *backend.encode(self.cue)]
 
     def _closing(self, thoughts: Thoughts | None) -> str:
         return self.cue if thoughts is None else f"\n{thoughts.marks.closing}\n{self.cue}"
@@ -86,7 +80,7 @@ class SideQuestions(Options):
         questions: the branch that pays for each, and its tokens (`asked`). Raises UnsupportedModel
         where a word is no single token.
         """
-        spelt = [spellings(backend, word) for word in words]
+        spelt = spellings(backend, *words)
         payers = [branch for branch, _ in questions]
         with counted_as_verifier(payers):
             prompts = [prompt for _, prompt in questions]
@@ -98,13 +92,11 @@ class SideQuestions(Options):
                     branches = [*branches, *texts]
                     about = [payer.thoughts for payer in payers for _ in range(self.repeats)]
                     yield from self._reason(backend, texts, about)
-                tokens = [[token] for group in spelt for token in group]
-                rows = yield from scored(backend, texts, tokens)
+                rows = yield from word_shares(backend, texts, spelt)
             finally:
                 backend.release(branches)
-        shares = [_shares(row, spelt) for row in rows]
         count = self.repeats if self.max_tokens else 1
-        groups = [shares[start : start + count] for start in range(0, len(shares), count)]
+        groups = [rows[start : start + count] for start in range(0, len(rows), count)]
         return [[sum(column) / count for column in zip(*group, strict=True)] for group in groups]
 
     def _reason(
@@ -112,7 +104,7 @@ class SideQuestions(Options):
     ) -> Passes[None]:
         """Let the model write, and put the cue after each text, behind an end of its thought where
         that is open."""
-        yield from written(backend, texts, Step(self.max_tokens), self.sampling)
+        yield from written(backend, texts, Step(self.max_tokens), Sampling(self.temperature))
         reopen(texts)
         own = Thoughts.known(backend.tokenizer)
         cues = []
@@ -121,10 +113,3 @@ class SideQuestions(Options):
             thinks = told is not None and text.thinks(told)
             cues.append(backend.encode(self._closing(told if thinks else None)))
         yield from backend.extend(texts, cues, purpose="verifier").passes()
-
-
-def _shares(logprobs: Sequence[float], spelt: Sequence[Sequence[int]]) -> list[float]:
-    highest = max(logprobs)
-    weights = iter([math.exp(logprob - highest) for logprob in logprobs])
-    sums = [sum(next(weights) for _ in tokens) for tokens in spelt]
-    return [each / sum(sums) for each in sums]

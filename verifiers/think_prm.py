@@ -20,8 +20,14 @@ from ttc.tree.branch import Branch
 from verifiers.math_shepherd import numbered
 from verifiers.reward_model import RewardModel, check_room
 from verifiers.reward_model_pass import Layout
-from verifiers.self_verifier import spellings, yes_share
-from verifiers.side_branches import counted_as_verifier, reopen, scored, written
+from verifiers.side_branches import (
+    counted_as_verifier,
+    rated_text,
+    reopen,
+    spellings,
+    word_shares,
+    written,
+)
 
 TASK = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{}\n\n"
@@ -38,9 +44,8 @@ END_OF_THOUGHT = "</think>"
 class ThinkPRM(RewardModel):
     """P(yes) against P(no) after "Is the solution correct?", once the model has verified in words.
 
-    The instruction follows the solution, so problem and solution alone are shared along the tree.
-    Instruction, verification and verdict are computed anew at each rating, on a fork that is
-    dropped, and count as verifier tokens. One score for the text as far as it goes.
+    Problem and solution are shared along the tree; instruction, verification and verdict are
+    computed anew at each rating. One score for the text as far as it goes.
     max_tokens: of a verification; then the verdict is asked for. samples: verifications per rating,
     whose scores are averaged. temperature: of the samples, 0 for the likeliest tokens.
 
@@ -61,16 +66,11 @@ class ThinkPRM(RewardModel):
         super().__post_init__()
         if self.samples > 1 and self.temperature == 0:
             raise InvalidInput(
-                f"samples={self.samples} would all be the same at temperature=0; give 0.6, as the "
-                "authors do"
+                f"samples={self.samples} would all be the same at temperature=0; give 0.6"
             )
 
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature)
-
     def layout(self, branch: Branch, question: str) -> Layout:
-        steps, rest = self.split(self.rated_text(branch), branch.finished)
+        steps, rest = self.split(rated_text(branch, self.thoughts), branch.finished)
         steps += [rest] if rest else []
         return self.one_rating(question, "\n".join(numbered(steps)))
 
@@ -111,18 +111,18 @@ class ThinkPRM(RewardModel):
         """Scores of texts, which are released. payers: on whose meters the verifications count."""
         if not texts:
             return []
-        yes, no = spellings(engine, "yes"), spellings(engine, "no")
+        spelt = spellings(engine, "yes", "no")
         thoughts: list[Branch] = []
         try:
             with counted_as_verifier(payers):
                 for text in texts:
                     thoughts += engine.fork(text, self.samples)
                 yield from self._write(engine, thoughts)
-                rows = yield from scored(engine, thoughts, [[token] for token in (*yes, *no)])
+                rows = yield from word_shares(engine, thoughts, spelt)
         finally:
             engine.release([*texts, *thoughts])
-        shares = [yes_share(row, len(yes)) for row in rows]
-        parts = [shares[i : i + self.samples] for i in range(0, len(shares), self.samples)]
+        yes = [share for share, _ in rows]
+        parts = [yes[i : i + self.samples] for i in range(0, len(yes), self.samples)]
         return [sum(part) / self.samples for part in parts]
 
     def _write(self, engine: Engine, thoughts: Sequence[Branch]) -> Passes[None]:
@@ -134,7 +134,7 @@ class ThinkPRM(RewardModel):
             room.append(self.max_tokens if left is None else min(self.max_tokens, left - verdict))
         check_room(engine, room, "a verification")
         step = Step(max(room), end=(DECISION,))
-        yield from written(engine, thoughts, step, self.sampling, room)
+        yield from written(engine, thoughts, step, Sampling(self.temperature), room)
         unasked = [thought for thought in thoughts if DECISION not in thought.text]
         verdicts = [self._verdict(thought.text) for thought in unasked]
         reopen(unasked)

@@ -40,6 +40,7 @@ from verifiers import (
     ThinkPRM,
     ValueHead,
 )
+from verifiers.side_branches import rated_text
 
 TAGS = ("<think>", "</think>")
 R1, QWEN3 = thinker(OPENING, plain=TAGS), thinker(SWITCHED, plain=TAGS)
@@ -499,15 +500,13 @@ def test_a_verifier_rates_thoughts_or_answers_by_its_switch() -> None:
     result = solved(Greedy(), [said])
     assert result.best is not None
     model: Any = (None, None)
-    for kind in (ValueHead, QwenPRM, ThinkPRM):
-        assert kind(model).rated_text(result.best) == said  # type: ignore[arg-type]
-        alone = kind(model, thoughts=False)
-        assert alone.rated_text(result.best) == "So\nThe answer is 4."  # type: ignore[arg-type]
-    for rater in (OutcomeReward, LLMJudge):
-        assert rater(model).rated_text(result.best) == "So\nThe answer is 4."
+    assert rated_text(result.best, thoughts=True) == said
+    assert rated_text(result.best, thoughts=False) == "So\nThe answer is 4."
+    assert all(kind(model).thoughts for kind in (ValueHead, QwenPRM, ThinkPRM))
+    assert not any(kind(model).thoughts for kind in (OutcomeReward, LLMJudge))
     cut = solved(Greedy(thinking_tokens=None, max_tokens=5), [said])
     assert cut.best is not None
-    assert ValueHead(model, thoughts=False).rated_text(cut.best) == said[:5]
+    assert rated_text(cut.best, thoughts=False) == said[:5]
 
 
 def test_a_self_verifier_without_thoughts_asks_in_a_fresh_prompt() -> None:

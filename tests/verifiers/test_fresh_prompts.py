@@ -106,7 +106,7 @@ def test_an_exit_asks_the_same(engine: Engine) -> None:
 
 
 def test_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifiers.self_verifier, "spellings", lambda backend, word: [len(word)])
+    monkeypatch.setattr(verifiers.self_verifier, "spellings", lambda backend, *words: [[3], [2]])
     backend = FakeBackend(longest=20_000)
     branch = backend.root([ord("?")])
     branch.tokens += map(ord, " 6 + 2 = 8\nThe answer is 8.")

@@ -30,7 +30,7 @@ from ttc import Engine, InvalidInput, ThinkingMarks, UnsupportedModel
 from ttc.model.loading.reward_heads import HeadedModel
 from ttc.text.thoughts import Thoughts
 from verifiers import LLMJudge, OutcomeReward, QwenPRM, SkyworkPRM, ThinkPRM, ValueHead
-from verifiers.self_verifier import spellings
+from verifiers.side_branches import spellings
 
 QUESTION = "Tom has 3 boxes of 4 apples. How many?"
 TEXTS = ["3 * 4", "3 * 4 = 12\n\nSo 12", "4 + 3 = 7"]
@@ -178,7 +178,7 @@ def test_thinkprm_writes_a_verification_and_reads_the_verdict_after_it() -> None
     root = engine.root([1, 2])
     branches = grown(engine, root, "3 * 4 = 12\n\nSo", "Seven.\n\n")
     rated = verifier.rate(branches, [QUESTION] * 2, engine)
-    signs = [spellings(verifier.mirror(engine).engine, word) for word in ("yes", "no")]
+    signs = spellings(verifier.mirror(engine).engine, "yes", "no")
     for (score,), solution in zip(
         rated, ["Step 1: 3 * 4 = 12\nStep 2: So", "Step 1: Seven."], strict=True
     ):

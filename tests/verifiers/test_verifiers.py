@@ -28,7 +28,7 @@ from verifiers import (
     SelfVerifier,
 )
 from verifiers.equations import find_equations
-from verifiers.self_verifier import yes_share
+from verifiers.side_branches import shares
 
 TRUE = [
     "3 * 4 = 12",
@@ -305,6 +305,6 @@ def test_the_range_of_confidences_is_that_of_probabilities_or_of_their_logarithm
 
 
 def test_the_share_of_yes_overflows_for_no_log_probabilities() -> None:
-    assert yes_share([math.log(0.3), math.log(0.1), math.log(0.1)], 2) == pytest.approx(0.8)
-    assert yes_share([-2000.0, 0.0], 1) == 0.0
-    assert yes_share([-2000.0, -2000.0], 1) == 0.5
+    assert shares(list(map(math.log, (0.3, 0.1, 0.1))), [[1, 2], [3]]) == pytest.approx([0.8, 0.2])
+    assert shares([-2000.0, 0.0], [[1], [2]]) == [0.0, 1.0]
+    assert shares([-2000.0, -2000.0], [[1], [2]]) == [0.5, 0.5]

@@ -21,11 +21,8 @@ from ttc.execution.values import encoded, shown
 
 @dataclass(frozen=True)
 class CallTest:
-    """A call and what it returns.
-
-    tolerance: how far numbers may be off. lists: whether tuples count as lists, as in tests that
-    are kept as JSON.
-    """
+    """A call and what it returns. tolerance: how far numbers may be off. lists: whether tuples
+    count as lists, as in tests that are kept as JSON."""
 
     function: str
     arguments: Sequence[Any]
@@ -46,10 +43,7 @@ class InputTest:
 @dataclass(frozen=True)
 class ProgramTest:
     """A program that calls the tested functions, as `assert f(2) == 4`; it passes unless it raises.
-
-    What has a name of Python's own in it, as `len`, is Python's. tested: such names that are the
-    program's here, where a task asks for a function `sum`.
-    """
+    tested: names of Python's own, as `sum`, that are the program's in it; others are Python's."""
 
     code: str
     tested: tuple[str, ...] = ()
@@ -59,12 +53,8 @@ Test = CallTest | InputTest | ProgramTest
 
 
 def as_test(value: Any, tested: Sequence[str] = ()) -> Test:
-    """A test as data sets hold it: {"call": name, "arguments": [...], "expected": value}, {"stdin":
-    text, "stdout": text}, or a program as text. An assertion about one call of literals is a
-    `CallTest`. tested: as in `ProgramTest`, for tests that are texts.
-
-    Raises InvalidInput for anything else.
-    """
+    """A test as data sets hold it (docs/code.md). An assertion about one call of literals becomes a
+    `CallTest`. tested: as in `ProgramTest`. Raises InvalidInput for what is no test."""
     if isinstance(value, CallTest | InputTest | ProgramTest):
         return value
     if isinstance(value, str) and value.strip():
@@ -110,38 +100,41 @@ def failures(
 ) -> list[str | None]:
     """For each test None where the program passes it, else why not.
 
-    until_first: stop at the first failure; the tests that were not run fail with that reason.
-    stop: once it is set, by whoever needs the verdicts no more, no further test is run.
+    until_first: no test is run after the first failure. stop: once it is set, none at all.
     """
-    verdicts = list[str | None]()
-    order = sorted(range(len(tests)), key=lambda place: _KINDS.index(type(tests[place])))
-    for verdict in _verdicts(program, [tests[place] for place in order], limits or Limits()):
-        verdicts.append(verdict)
+    verdicts = dict[int, str | None]()
+    why = ""
+    for place, verdict in _verdicts(program, tests, limits or Limits()):
+        verdicts[place] = verdict
         if stop is not None and stop.is_set():
-            verdicts += ["not run: it was stopped"] * (len(tests) - len(verdicts))
+            why = "it was stopped"
+        elif until_first and verdict is not None:
+            why = verdict
+        if why:
             break
-        if until_first and verdict is not None:
-            verdicts += [f"not run: {verdict}"] * (len(tests) - len(verdicts))
-            break
-    by_place = dict(zip(order, verdicts, strict=True))
-    return [by_place[place] for place in range(len(tests))]
+    return [verdicts.get(place, f"not run: {why}") for place in range(len(tests))]
 
 
-_KINDS = (CallTest, ProgramTest, InputTest)
-
-
-def _verdicts(program: str, tests: Sequence[Test], limits: Limits) -> Iterator[str | None]:
-    calls = [test for test in tests if isinstance(test, CallTest)]
-    programs = [test for test in tests if isinstance(test, ProgramTest)]
+def _verdicts(
+    program: str, tests: Sequence[Test], limits: Limits
+) -> Iterator[tuple[int, str | None]]:
+    calls = {i: test for i, test in enumerate(tests) if isinstance(test, CallTest)}
+    programs = {i: test for i, test in enumerate(tests) if isinstance(test, ProgramTest)}
     if calls or programs:
-        tested = {call.function for call in calls}.union(*(test.tested for test in programs))
+        tested = {call.function for call in calls.values()}
+        tested = tested.union(*(test.tested for test in programs.values()))
         with Functions(program, limits) as functions:
-            for call in calls:
-                yield _call_failure(functions, call)
-            yield from run_tests(functions, [test.code for test in programs], tested)
-    for test in tests:
+            for i, call in calls.items():
+                yield i, _call_failure(functions, call)
+            codes = [test.code for test in programs.values()]
+            yield from zip(programs, run_tests(functions, codes, tested), strict=True)
+    for i, test in enumerate(tests):
         if isinstance(test, InputTest):
-            yield _input_failure(program, test, limits)
+            outcome = run_program(program, test.stdin, limits)
+            failure = outcome.error
+            if failure is None and not same_output(test.stdout, outcome.value):
+                failure = f"it printed {outcome.value!r:.60}, not {test.stdout!r:.60}"
+            yield i, failure
 
 
 def _call_failure(functions: Functions, test: CallTest) -> str | None:
@@ -153,21 +146,10 @@ def _call_failure(functions: Functions, test: CallTest) -> str | None:
     return f"it returned {shown(outcome.value, 60)}, not {shown(test.expected, 60)}"
 
 
-def _input_failure(program: str, test: InputTest, limits: Limits) -> str | None:
-    outcome = run_program(program, test.stdin, limits)
-    if outcome.error is not None:
-        return outcome.error
-    if same_output(test.stdout, outcome.value):
-        return None
-    return f"it printed {outcome.value!r:.60}, not {test.stdout!r:.60}"
-
-
 def same_value(expected: Any, value: Any, tolerance: float = 0.0, lists: bool = False) -> bool:
     """Whether a call returned what was expected (see `CallTest`)."""
-    if lists and isinstance(value, tuple):
-        value = list(value)
-    if lists and isinstance(expected, tuple):
-        expected = list(expected)
+    if lists:
+        expected, value = (list(v) if isinstance(v, tuple) else v for v in (expected, value))
     if isinstance(expected, list | tuple) and type(expected) is type(value):
         pairs = zip(expected, value, strict=False)
         return len(expected) == len(value) and all(same_value(*p, tolerance, lists) for p in pairs)
@@ -215,15 +197,10 @@ _CALLS = re.compile(r"(?:[-*][ \t]++)?`?(?=[A-Za-z_]\w*+\()")
 _GIVES = re.compile(r"\)`?[ \t]*+(?:==|=>|->|➞|→|#[ \t]*+(?:returns|=>)|should return|returns)")
 
 
-def examples_in(question: str) -> list[Test]:
+@lru_cache(maxsize=64)
+def examples_in(question: str) -> Sequence[Test]:
     """The tests that a question shows: examples of doctest, lines as `f(2) == 4` or `f(2) -> 4`,
     and assertions, `MAX_SHOWN` at most. Only those that are one call of literals."""
-    return list(_examples_in(question))
-
-
-@lru_cache(maxsize=64)
-def _examples_in(question: str) -> tuple[Test, ...]:
-    """Kept, as it is asked for with each branch of a problem."""
     lines = [line.strip(" \t") for line in question.split("\n")]
     doctests = [
         (line[3:], after)
@@ -235,7 +212,7 @@ def _examples_in(question: str) -> tuple[Test, ...]:
     plain = (line.removeprefix("`").removesuffix("`") for line in lines)
     written += [line for line in plain if line.startswith(("assert ", "assert("))]
     calls = map(_asserted_call, dict.fromkeys(written))
-    return tuple(islice((test for test in calls if test is not None), MAX_SHOWN))
+    return list(islice((test for test in calls if test is not None), MAX_SHOWN))
 
 
 def _example(line: str) -> tuple[str, str] | None:
@@ -253,7 +230,7 @@ def whole_program(answer: str, about: Mapping[str, Any]) -> str:
     return f"{preamble}\n{answer}" if (preamble := about.get("preamble")) else answer
 
 
-def shown_tests(question: str, about: Mapping[str, Any]) -> list[Test]:
+def shown_tests(question: str, about: Mapping[str, Any]) -> Sequence[Test]:
     """The tests that a solver may see: its metadata's `shown_tests`, else those in the question."""
     given = about.get("shown_tests")
     return examples_in(question) if given is None else written_tests(given, about)

@@ -32,14 +32,9 @@ from ttc.execution.values import decoded, encoded
 
 START_S = 60.0
 """Seconds for a process to start, however busy the machine is."""
-
-LEFT = "it ended its process with code 0"
-"""How a script that leaves by os._exit(0) ends."""
-
+ENDED = "it ended its process with code {}"
 UNREADABLE = "its output cannot be read"
 SHOWN_CHARS = 600
-"""What is kept of the reason that a program gives for its end."""
-
 
 ProgramSeconds = Annotated[float, Interval(gt=0, le=300)]
 ProgramMiB = Annotated[int, Ge(128)]
@@ -49,10 +44,9 @@ ProgramMiB = Annotated[int, Ge(128)]
 class Limits(Options):
     """What a program may use.
 
-    time_s: seconds of processor time for one request: to load, a call, a test, a whole run. Where a
-        program waits instead, it is ended after `wall_s` seconds.
-    memory_bytes: its address space; Python itself takes some 30 MB of it.
-    output_bytes: what it may print or return.
+    time_s: processor seconds to load, for a call, a test, or a whole run; one that waits instead is
+        ended after `wall_s` seconds. memory_bytes: its address space, of which Python takes some
+        30 MB. output_bytes: what it may print or return.
     """
 
     time_s: ProgramSeconds = 5.0
@@ -66,10 +60,8 @@ class Limits(Options):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run or a call: its value, or in `error` why there is none.
-
-    kind: the name of the exception of Python's that the program raised, "" for another end.
-    """
+    """The value of a run or a call, or in `error` why there is none. kind: the name of the
+    exception of Python's that the program raised, "" for another end."""
 
     value: Any = None
     error: str | None = None
@@ -105,6 +97,7 @@ class Worker:
         program = str(Path(__file__).with_name("worker.py"))
         pipes = [f"{pipe:5}" for pipe in (theirs_in, theirs_out)]  # as long for each number
         words = [sys.executable, "-s", "-P", "-S", "-B", program, *pipes]
+        no_process = "no process can be started to run a program: {}"
         try:
             with fixed_addresses():
                 self.process = subprocess.Popen(
@@ -120,10 +113,8 @@ class Worker:
         except OSError as error:
             os.close(ours_out)
             os.close(ours_in)
-            raise TTCError(
-                f"no process can be started to run a program: {error}; free memory, or allow more "
-                "processes, and run the same again"
-            ) from error
+            ways = "free memory, or allow more processes, and run the same again"
+            raise TTCError(f"{no_process.format(error)}; {ways}") from error
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
@@ -132,7 +123,7 @@ class Worker:
         self.send({**begin, "memory_bytes": limits.memory_bytes, **task}, START_S)
         ready = self.receive(START_S)
         if "held" not in ready:
-            raise TTCError(f"no process can be started to run a program: {why(ready)}")
+            raise TTCError(no_process.format(why(ready)))
 
     def send(self, message: Mapping[str, Any], wall_s: float | None = None) -> None:
         """Send a message. A process that does not take it in time is ended, as `receive` tells."""
@@ -155,58 +146,55 @@ class Worker:
         nothing is sure about what it holds."""
         if self._replies < 0:
             return {"error": "it does not read what it is sent"}
-        until = time.monotonic() + wall_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._replies, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                if not selector.select(max(0.0, until - time.monotonic())):
-                    return self._ended(f"it took more than {wall_s:g} s")
-                more = os.read(self._replies, 65536)
-                if not more:
-                    return self._ended(self._reason())
-                self._unread += more
-                if len(self._unread) > self.limits.output_bytes:
-                    return self._ended(f"its output has more than {self.limits.output_bytes} bytes")
-        line, _, self._unread = self._unread.partition(b"\n")
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            return self._ended(f"{UNREADABLE}: {error}")
-        return message if isinstance(message, dict) else self._ended(UNREADABLE)
+        data, error = self._read(self._replies, self._unread, wall_s, line=True)
+        line, _, self._unread = data.partition(b"\n")
+        message: Any = None
+        if error is None:
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError) as wrong:
+                error = f"{UNREADABLE}: {wrong}"
+        if isinstance(message, dict):
+            return message
+        self.close()
+        return {"error": error or UNREADABLE}
 
     def output(self, wall_s: float) -> tuple[bytes, str | None]:
         assert self.process.stdout is not None
-        printed = b""
-        until = time.monotonic() + wall_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while selector.select(max(0.0, until - time.monotonic())):
-                more = os.read(self.process.stdout.fileno(), 65536)
-                if not more:
-                    return printed, None
-                printed += more
-                if len(printed) > self.limits.output_bytes:
-                    limit = self.limits.output_bytes
-                    self.close()
-                    return printed[:limit], f"its output has more than {limit} bytes"
-        self.close()
-        return printed, f"it took more than {wall_s:g} s"
+        return self._read(self.process.stdout.fileno(), b"", wall_s, line=False)
 
-    def _ended(self, reason: str) -> dict[str, Any]:
-        self.close()
-        return {"error": reason}
+    def _read(
+        self, source: int, data: bytes, wall_s: float, line: bool
+    ) -> tuple[bytes, str | None]:
+        """`data` and what follows it, up to the end of a line or of all; and why that is not
+        reached."""
+        most = self.limits.output_bytes
+        until = time.monotonic() + wall_s
+        error = None
+        with selectors.DefaultSelector() as selector:
+            selector.register(source, selectors.EVENT_READ)
+            while error is None and not (line and b"\n" in data):
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    error = f"it took more than {wall_s:g} s"
+                elif not (more := os.read(source, 65536)):
+                    return data, self._reason() if line else None
+                else:
+                    data += more
+                    if len(data) > most:
+                        error = f"its output has more than {most} bytes"
+        if error is not None:
+            self.close()
+        return data[:most], error
 
     def _reason(self) -> str:
         try:
             code = self.process.wait(5)
         except subprocess.TimeoutExpired:
             return "it closed its connection"
-        if code in (-signal.SIGPROF, 128 + signal.SIGPROF):
+        number = -code if code < 0 else code - 128
+        if number == signal.SIGPROF:
             return f"it took more than {self.limits.time_s:g} s of processor time"
-        if code < 0 or code > 128:
-            number = -code if code < 0 else code - 128
-            return f"it was ended by signal {number}"
-        return f"it ended its process with code {code}"
+        return ENDED.format(code) if number <= 0 else f"it was ended by signal {number}"
 
     @property
     def alive(self) -> bool:
@@ -249,16 +237,15 @@ def run_program(program: str, stdin: str = "", limits: Limits | None = None) -> 
                 error = None if end == {"error": None} else why(end)
         finally:
             worker.close()
-    return Outcome(printed.decode(errors="replace"), None if error == LEFT else error)
+    left = error == ENDED.format(0)  # by os._exit(0)
+    return Outcome(printed.decode(errors="replace"), None if left else error)
 
 
 class Functions:
     """The functions of one program. A context manager, used by one thread at a time.
 
     error: why the program cannot be loaded, or None. names: the functions and classes that it
-    defines.
-    A call that ends the process, by its time or otherwise, fails alone: for the next one the
-    program is loaded again.
+    defines. A call that ends the process fails alone: for the next one the program is loaded again.
     """
 
     def __init__(self, program: str, limits: Limits | None = None):
@@ -319,14 +306,8 @@ class Functions:
 def run_tests(
     functions: Functions, tests: Sequence[str], tested: Collection[str] = ()
 ) -> Iterator[str | None]:
-    """Run tests that are programs, each in a name space of its own, with a program's functions at
-    hand. For each one None where it passes, else why it does not.
-
-    Tests and program are in two processes: what a test calls goes from one to the other, arguments
-    and results as copies. A name of Python's own, as `len`, is Python's in the tests, whatever the
-    program defines, unless it is one of those `tested`. A program that cannot be loaded passes no
-    test.
-    """
+    """For each test None where it passes, else why it does not (see `ProgramTest`). Tests and
+    program are in two processes: arguments and results of a call are copies."""
     if functions.error is not None:
         yield from [functions.error] * len(tests)
         return

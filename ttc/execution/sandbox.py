@@ -1,34 +1,11 @@
-"""The sandbox: what a program that a model wrote may do on this machine, and what it may not.
+"""The sandbox: what a program that a model wrote may do on this machine (docs/code.md).
 
 It is for Linux on x86-64 and ARM64. Each program runs in a Python process of its own, which gives
-up its rights before it reads a line of the program (`confine`). Where bubblewrap is installed, that
-process also has name spaces of its own (`wrapped`).
-
-What it protects from, tried in tests/ttc/execution/test_sandbox.py:
-- The kernel refuses every system call that is not in `ALLOWED` (seccomp). So the program can start
-  no process, send no signal to another one, look into none, open no file to write, change no file,
-  and open no socket; to the network there is no way.
-- It may read Python's own files and the system's libraries alone (Landlock, Linux 5.13 and later,
-  or bubblewrap), not your files and not /proc.
-- Memory, open files and processor time have limits (`Limits`), and the one who started it ends it
-  once it takes too long or writes too much. It ends with the one who started it.
-- It has no environment variables but those of `ENVIRONMENT`, and no file descriptors but its pipes.
-- It never holds the expected output of a test, and says nothing about whether a test has passed:
-  outputs are compared in another process (`ttc.execution.code_tests`). To print a mark of success,
-  to leave by os._exit, to trace or to replace functions of Python gains nothing.
-
-What it does not protect from:
-- Faults of the kernel and of the processor. Programs of people who may want to attack you belong
-  into a virtual machine.
-- Without Landlock and without bubblewrap, a program can read what you can read and write it into
-  its output, which lands in the records. `protections` says what there is.
-- Without bubblewrap, a program can see anywhere whether a file is there, its size, times and owner
-  (stat), whether you may read it (access), and where a link leads (readlink), in /proc too, so
-  which processes there are: Landlock has no right for these.
-- Programs take processor time and memory from whatever else runs, up to the limits, one for each
-  core at a time.
-
-Where the kernel offers neither seccomp nor bubblewrap, no program is run.
+up its rights before it reads a line of the program (`confine`); where bubblewrap is installed, in
+name spaces of its own too (`wrapped`). The kernel refuses every system call that is not in
+`ALLOWED` (seccomp), and every file but Python's own and the system's libraries (Landlock). The
+process never holds the expected output of a test: outputs are compared in another one. Where there
+is neither seccomp nor bubblewrap, no program is run.
 """
 
 import ctypes
@@ -165,19 +142,14 @@ def system_call_filter(machine: str) -> bytes:
 
 
 def confine(memory_bytes: int, readable: Sequence[str]) -> list[str]:
-    """Give up the rights of this process for good. Returns the names of what holds from now on.
-
-    memory_bytes: the address space that it may have. readable: folders that it may read.
-    """
+    """Give up the rights of this process for good, but an address space and folders to read.
+    Returns the names of what holds from now on."""
     libc = ctypes.CDLL(None, use_errno=True)
     _limit(memory_bytes)
     libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: end with the one who started it
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     held = ["limits"]
-    new_user = 0x10000000
-    new_net = 0x40000000
-    new_ipc = 0x08000000
-    if libc.unshare(new_user | new_net | new_ipc) == 0:
+    if libc.unshare(0x10000000 | 0x40000000 | 0x08000000) == 0:  # CLONE_NEWUSER, _NEWNET, _NEWIPC
         held.append("no network")
     if _read_alone(libc, readable):
         held.append("files")
@@ -215,19 +187,14 @@ def _filter_calls(libc: ctypes.CDLL) -> bool:
 
 
 def _read_alone(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
-    create = 444
-    add = 445
-    restrict = 446
+    create, add, restrict = 444, 445, 446
     every_right = ctypes.c_uint64((1 << 13) - 1)  # of Landlock's first version
     rules = libc.syscall(create, ctypes.byref(every_right), ctypes.c_size_t(8), 0)
     if rules < 0:
         return False
     try:
-        for path in readable:
-            try:
-                place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            except OSError:
-                continue
+        for path in filter(os.path.exists, readable):
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
             read = (1 << 2) | ((1 << 3) if os.path.isdir(path) else 0)  # files, folders
             rule = ctypes.create_string_buffer(struct.pack("=Qi", read, place))
             libc.syscall(add, rules, 1, rule, 0)
@@ -250,9 +217,8 @@ def readable_paths() -> list[str]:
 
 @contextmanager
 def fixed_addresses() -> Iterator[None]:
-    """Processes that this thread starts meanwhile have the same addresses in equal runs, where the
-    kernel lets it: hashes of classes and objects, and of None before Python 3.12, are made of
-    these."""
+    """Processes that this thread starts meanwhile have the same addresses in equal runs, and so the
+    same hashes of objects, where the kernel lets it."""
     personality = ctypes.CDLL(None).personality
     before = personality(ctypes.c_ulong(0xFFFFFFFF))  # which changes nothing
     personality(ctypes.c_ulong(before | 0x0040000))  # ADDR_NO_RANDOMIZE

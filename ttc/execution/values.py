@@ -10,17 +10,15 @@ DEEPEST = 200
 """How deep lists, dictionaries and the like may lie in each other."""
 
 LONG_BITS = 10_000
-"""Integers with more bits are sent in hexadecimal digits: Python does not read more than 4,300
-decimal ones."""
+"""Longer integers are sent in hexadecimal: Python reads at most 4,300 decimal digits."""
 
 SAME_HASH = 1000
-"""Parts of a set, or keys of a dictionary, that may have one hash. With n of them, making it takes
-n**2 comparisons."""
+"""Parts of a set, or keys, that may have one hash: n of them take n**2 comparisons."""
 
 
 def encoded(value: Any, depth: int = 0) -> Any:
-    """A value of Python's own types as what JSON can hold. Subclasses become what they inherit
-    from. Raises TypeError for anything else."""
+    """A value of Python's own types as JSON holds it; of a subclass as what it inherits from.
+    Raises TypeError for anything else."""
     if depth > DEEPEST:
         raise TypeError(f"a value that is nested more than {DEEPEST} deep cannot be compared")
     if type(value) in PLAIN:
@@ -55,8 +53,7 @@ PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
 
 
 def decoded(value: Any) -> Any:
-    """What `encoded` was given. Raises ValueError for anything that it never returns: a program may
-    have written it."""
+    """What `encoded` was given. Raises ValueError for what it never returns."""
     try:
         return _decoded(value, 0)
     except (TypeError, OverflowError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """The process in the sandbox: programs and tests come in, outputs go out.
 
-`ttc.execution.programs` starts it as a program, which imports nothing of this project but the two
-files beside it. Messages are lines of JSON: the first one says what to do, and is read before
-rights are given up. The kernel ends the process once a request has taken its processor time.
+A program by itself, which imports nothing of this project but the two files beside it. Messages are
+lines of JSON; the first one says what to do. The kernel ends the process once a request has taken
+its processor time.
 """
 
 import builtins
@@ -58,8 +58,7 @@ def main() -> None:
 
 
 def fix_random_numbers() -> None:
-    """Random numbers that nobody seeds are the same in equal runs: those of `random` and `secrets`,
-    and through the latter NumPy's."""
+    """Unseeded random numbers of `random`, `secrets` and NumPy are the same in equal runs."""
     source = random.Random(0)
     own = random.Random.seed
 
@@ -150,26 +149,21 @@ def kind_of(error: BaseException) -> str:
     return next(names)
 
 
-def function_of(space: Mapping[str, Any], name: str) -> Callable[..., Any]:
+def function_of(space: Mapping[str, Any], name: str) -> Any:
     owner, _, method = name.rpartition(".")
     if owner in space:
-        function: Callable[..., Any] = getattr(space[owner](), method)
-    elif name in space:
-        function = space[name]
-    else:
-        raise NameError(f"the program defines no {name}")
-    return function
+        return getattr(space[owner](), method)
+    if name in space:
+        return space[name]
+    raise NameError(f"the program defines no {name}")
 
 
 # ---------------------------------------------------------------- tests that are programs
 
 
 def check_tests(channel: Channel, task: Mapping[str, Any]) -> None:
-    """Run each test; calls of tested functions go to the other process.
-
-    A call that gives neither a value nor an exception that a test may expect fails its test,
-    whatever the test makes of it.
-    """
+    """Run each test; calls of tested functions go to the other process. One that gives neither a
+    value nor an exception that a test may expect fails its test, whatever that makes of it."""
     for number, test in enumerate(task["tests"]):
         broken = list[str]()
         space: dict[str, Any] = {"__name__": "tests"}
@@ -208,13 +202,8 @@ def elsewhere(channel: Channel, name: str, broken: list[str]) -> Callable[..., A
     return function
 
 
-ENDS_ITERATION = (StopIteration, StopAsyncIteration)
-"""What a function of a test may not raise: it would end a loop of the test's, as that of `map`,
-without an error."""
-
-
 def raised(kind: type[Exception], text: str) -> Exception:
-    if issubclass(kind, ENDS_ITERATION):
+    if issubclass(kind, StopIteration | StopAsyncIteration):  # it would end a loop of the test's
         return RuntimeError(text)
     for base in kind.__mro__:
         try:

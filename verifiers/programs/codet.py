@@ -15,12 +15,9 @@ from verifiers.programs.written_tests import Agreement, by_program
 
 @dataclass(eq=False)
 class CodeT(Agreement):
-    """Dual execution agreement: programs that pass the same tests are a group, which rates the
-    number of its programs times the number of the tests that they pass (section 2.2), as a share of
-    all programs times all tests.
-
-    The tests are the shown ones and those that the model writes, right or wrong. It compares the
-    branches that are rated together, as those of best_of_n are.
+    """Dual execution agreement (section 2.2): programs that pass the same tests are a group, which
+    rates its number of programs times that of tests passed, as a share of all programs times all
+    tests. It compares branches that are rated together, as those of best_of_n.
 
     Rates: the program: how many programs and written tests agree with it.
     Cost: writing tests, once a problem; running programs.

@@ -21,22 +21,15 @@ from ttc.tree.branch import Branch
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 MIB = 2**20
-
 LOOK_S = 0.02
-"""Seconds after which it is seen whether programs have ended."""
 
 
 @dataclass(frozen=True)
 class ExecutionVerifier(Options):
-    """The share of a problem's tests that a branch's program passes, in a sandbox
-    (`ttc.execution.sandbox`).
+    """The share of a problem's shown tests that a branch's program passes, in a sandbox.
 
-    The tests are those that the problem shows: `shown_tests` of its metadata, else the examples and
-    assertions in its question. Those that grade the answer are never used. Without any test, a
-    program rates 1 if it can be loaded. A branch without a program rates 0, one that is still
-    being written `neutral`. The program is read from the answer as answer_kind=code reads it.
-    While programs run, other problems of a server go on.
-
+    Without any test, a program rates 1 if it can be loaded. A branch without a program rates 0, one
+    that is still being written `neutral`.
     time_s: processor seconds for a call or a run. memory_mib: memory of a program.
     Raises TTCError where this machine cannot confine a program.
 
@@ -60,29 +53,25 @@ class ExecutionVerifier(Options):
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Passes[list[list[float]]]:
         check_sandbox()
-        programs = [program_of(branch) for branch in branches]
-        asked = [
-            (program, question, branch.root_id)
-            for program, question, branch in zip(programs, questions, branches, strict=True)
-        ]
+        asked = [(program_of(branch), branch.root_id) for branch in branches]
         tests = {
-            (question, branch.root_id): shown_tests(question, branch.about)
+            branch.root_id: shown_tests(question, branch.about)
             for question, branch in zip(questions, branches, strict=True)
         }
 
-        def share(key: tuple[str, str, int], stop: Event) -> float:
-            program, question, root = key
-            verdicts = failures(program, tests[question, root], self.limits, stop=stop)
+        def share(key: tuple[str, int], stop: Event) -> float:
+            program, root = key
+            verdicts = failures(program, tests[root], self.limits, stop=stop)
             if verdicts:
                 return verdicts.count(None) / len(verdicts)
             with Functions(program, self.limits) as functions:
                 return float(functions.error is None)
 
-        rated = ((p, q, root) for p, q, root in asked if p is not None)
-        shares = yield from runs_of_each(share, rated)
+        shares = yield from runs_of_each(share, ((p, root) for p, root in asked if p is not None))
+        without = [0.0 if branch.finished else self.neutral for branch in branches]
         return [
-            [unrated(branch, self.neutral) if p is None else shares[p, q, root]]
-            for (p, q, root), branch in zip(asked, branches, strict=True)
+            [score if program is None else shares[program, root]]
+            for (program, root), score in zip(asked, without, strict=True)
         ]
 
 
@@ -95,14 +84,9 @@ def program_of(branch: Branch) -> str | None:
     return None if program is None else whole_program(program, branch.about)
 
 
-def unrated(branch: Branch, neutral: float) -> float:
-    return 0.0 if branch.finished else neutral
-
-
 def runs_of_each(function: Callable[[K, Event], V], keys: Iterable[K]) -> Passes[dict[K, V]]:
-    """What a function that runs programs gives for each key, some at a time. Whoever asks goes on
-    every `LOOK_S` seconds. The function's second argument is set where nobody waits for the
-    rest."""
+    """What a function that runs programs gives for each key, in threads; it yields every `LOOK_S`
+    seconds. The function's second argument is set where nobody waits for the rest."""
     different = list(dict.fromkeys(keys))
     stop = Event()
     pool = ThreadPoolExecutor(max(1, min(len(different), os.cpu_count() or 1)))

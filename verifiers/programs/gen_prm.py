@@ -22,8 +22,14 @@ from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.programs.execution_verifier import MIB, runs_of_each
 from verifiers.reward_model import MAX_REMEMBERED, RewardModel, check_room
-from verifiers.self_verifier import spellings, yes_share
-from verifiers.side_branches import counted_as_verifier, reopen, scored, written
+from verifiers.side_branches import (
+    counted_as_verifier,
+    rated_text,
+    reopen,
+    spellings,
+    word_shares,
+    written,
+)
 
 SYSTEM = (
     "You are a math teacher. Your task is to review and critique the paragraphs in solution step "
@@ -39,25 +45,11 @@ JUDGEMENT = "\n**Judgement**: $\\boxed{"
 MARK = "---8<--- the block to show ---8<---"
 """Printed before the last block of a program, whose output alone is shown."""
 LINE = re.compile(r" \(line \d+\)$")
-"""Where an error arose. Lines of earlier blocks count there too, so that it would mislead."""
-CODE = "```python"
+"""Where an error arose, which would mislead: lines of earlier blocks count too."""
+CODE = re.compile(r"```python(.*?)```", re.DOTALL)
 
 Key = tuple[str, tuple[str, ...]]
 """A question, and the steps up to the one that is judged."""
-
-
-def code_blocks(text: str) -> list[str]:
-    """The programs in a text, without the blanks around them."""
-    blocks = []
-    place = text.find(CODE)
-    while place >= 0:
-        start = place + len(CODE)
-        end = text.find("```", start)
-        if end < 0:
-            break
-        blocks.append(text[start:end].strip())
-        place = text.find(CODE, end + 3)
-    return blocks
 
 
 @dataclass(frozen=True)
@@ -73,10 +65,9 @@ class GenPRM(RewardModel):
     """For each step P(yes) against P(no), once the model has analyzed it and seen what its code
     prints.
 
-    A step is a turn of a chat, and so is the review of each step before it. The code that the model
-    writes runs in the sandbox (docs/code.md) together with that of earlier reviews of the solution;
-    what it prints, or its error, goes into the review. A step is reviewed once, however often it is
-    rated.
+    A step is a turn of a chat, and so is the review of each step before it. The model's code runs
+    in the sandbox, after that of earlier reviews of the solution; what it prints, or its error,
+    goes into the review. A step is reviewed once, however often it is rated.
     max_tokens: of a review, what its code prints included. rounds: how often code is run in it.
     temperature: of what is written; the authors' 0.6. time_s, memory_mib: as for
         `ExecutionVerifier`.
@@ -97,14 +88,6 @@ class GenPRM(RewardModel):
     writes: ClassVar[bool] = True
 
     _reviews: dict[Key, Review] = field(init=False, repr=False, default_factory=dict)
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.time_s, self.memory_mib * MIB)
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature)
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         """The tokens of the chat up to the review of the last step."""
@@ -134,8 +117,7 @@ class GenPRM(RewardModel):
                 if depth < len(keys) and keys[depth] not in self._reviews:
                     new.setdefault(keys[depth], branch)
             if new:
-                reviews = yield from self._review(engine, new)
-                self._reviews |= dict(zip(new, reviews, strict=True))
+                self._reviews |= yield from self._review(engine, new)
         scores = [[self._reviews[key].score for key in keys] or [0.5] for keys in rows]
         while len(self._reviews) > MAX_REMEMBERED:
             del self._reviews[next(iter(self._reviews))]
@@ -143,13 +125,11 @@ class GenPRM(RewardModel):
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         review = self._review_cost(backend)
-        cost, counted = 0, set[Key]()
-        for branch, question in zip(branches, questions, strict=True):
-            for place, key in enumerate(self._keys(branch, question)):
-                if key not in self._reviews and key not in counted:
-                    counted.add(key)
-                    cost += len(self.closed(question, key[1])) + (place + 1) * review
-        return cost
+        rows = zip(branches, questions, strict=True)
+        new = dict.fromkeys(key for row in rows for key in self._keys(*row))
+        return sum(
+            len(self.closed(*key)) + len(key[1]) * review for key in new if key not in self._reviews
+        )
 
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
@@ -164,32 +144,31 @@ class GenPRM(RewardModel):
         return self.max_tokens + len(self.encode(OUTPUT + JUDGEMENT)) + 8
 
     def _keys(self, branch: Branch, question: str) -> list[Key]:
-        steps, rest = self.split(self.rated_text(branch), branch.finished)
+        steps, rest = self.split(rated_text(branch, self.thoughts), branch.finished)
         whole = (*steps, rest) if rest else tuple(steps)
         return [(question, whole[: place + 1]) for place in range(len(whole))]
 
     # ---------------------------------------------------------------- a review
 
-    def _review(self, engine: Engine, new: dict[Key, Branch]) -> Passes[list[Review]]:
-        keys, branches = list(new), list(new.values())
-        yes, no = spellings(engine, "yes"), spellings(engine, "no")
+    def _review(self, engine: Engine, new: dict[Key, Branch]) -> Passes[dict[Key, Review]]:
+        branches = list(new.values())
+        spelt = spellings(engine, "yes", "no")
         with counted_as_verifier(branches):
-            prompts = [self.closed(*key) for key in keys]
+            prompts = [self.closed(*key) for key in new]
             texts = yield from engine.side_branches(branches, prompts).passes()
             try:
                 yield from self._write(engine, texts, (END_OF_ANALYSIS,))
                 yield from self._give(engine, texts, _missing(END_OF_ANALYSIS, texts), VERIFY)
-                yield from self._check_by_code(engine, keys, texts)
+                yield from self._check_by_code(engine, list(new), texts)
                 yield from self._give(engine, texts, _missing(OUTPUT, texts), JUDGEMENT)
-                rows = yield from scored(engine, texts, [[token] for token in (*yes, *no)])
+                rows = yield from word_shares(engine, texts, spelt)
             finally:
                 engine.release(texts)
-        reviews = []
-        for (_, steps), text, row in zip(keys, texts, rows, strict=True):
-            score = yes_share(row, len(yes))
+        reviews = {}
+        for key, text, (score, _) in zip(new, texts, rows, strict=True):
             said = "Yes" if score >= 0.5 else "No"
-            written = f"{ANALYZE.format(len(steps))}{text.text}{said}}}$\n</output>"
-            reviews.append(Review(written, score))
+            begun = ANALYZE.format(len(key[1]))
+            reviews[key] = Review(f"{begun}{text.text}{said}}}$\n</output>", score)
         return reviews
 
     def _check_by_code(
@@ -209,26 +188,24 @@ class GenPRM(RewardModel):
             programs = [self._program(key, text) for key, text in going]
             printed = yield from runs_of_each(self._run, programs)
             outputs = [CODE_OUTPUT.format(printed[program]) for program in programs]
-            yield from self._give(engine, [text for _, text in going], outputs, "", cut=True)
+            yield from self._give(engine, [text for _, text in going], outputs, "")
 
     def _program(self, key: Key, text: Branch) -> str:
         """The code of the reviews so far, with a mark before the last block of this one."""
         question, steps = key
-        earlier = [self._reviews[question, steps[:k]].text for k in range(1, len(steps))]
-        blocks = [block for review in earlier for block in code_blocks(review)]
-        own = code_blocks(f"```python\n{text.text.partition(VERIFY)[2]}")
+        reviews = [self._reviews[question, steps[:k]].text for k in range(1, len(steps))]
+        blocks = [block.strip() for review in reviews for block in CODE.findall(review)]
+        own = [b.strip() for b in CODE.findall(f"```python\n{text.text.partition(VERIFY)[2]}")]
         blocks += own[:-1]
         return "\n".join([*blocks, f"print({MARK!r})", own[-1] if own else ""])
 
     def _run(self, program: str, stop: Event) -> str:
         if stop.is_set():
             return ""
-        outcome = run_program(program, limits=self.limits)
+        limits = Limits(self.time_s, self.memory_mib * MIB)
+        outcome = run_program(program, limits=limits)
         printed = str(outcome.value).rpartition(f"{MARK}\n")[2].strip()
-        if outcome.error is None:
-            return printed
-        error = LINE.sub("", outcome.error)
-        return f"{printed}\n{error}".strip()
+        return f"{printed}\n{LINE.sub('', outcome.error or '')}".strip()
 
     def _room(self, engine: Engine, text: Branch) -> int:
         ends = len(self.encode(END_OF_ANALYSIS + VERIFY)) + len(self.encode(OUTPUT + JUDGEMENT)) + 1
@@ -239,20 +216,17 @@ class GenPRM(RewardModel):
     def _write(self, engine: Engine, texts: Sequence[Branch], end: tuple[str, ...]) -> Passes[None]:
         room = [self._room(engine, text) for text in texts]
         check_room(engine, room, "a review")
-        yield from written(engine, texts, Step(max(room), end=end), self.sampling, room)
+        step = Step(max(room), end=end)
+        yield from written(engine, texts, step, Sampling(self.temperature), room)
         reopen(texts)
 
     def _give(
-        self,
-        engine: Engine,
-        texts: Sequence[Branch],
-        words: Sequence[str],
-        last: str,
-        cut: bool = False,
+        self, engine: Engine, texts: Sequence[Branch], words: Sequence[str], last: str
     ) -> Passes[None]:
-        """Append words to each review, and what is `last` for all. cut: to the room there is."""
+        """Append words to each review, and what is `last` for all; without it, cut to the room that
+        there is."""
         tokens = [self.encode(f"{own}{last}") for own in words]
-        if cut:
+        if not last:
             room = [max(0, self._room(engine, text)) for text in texts]
             tokens = [given[:most] for given, most in zip(tokens, room, strict=True)]
         yield from engine.extend(texts, tokens, purpose="verifier").passes()

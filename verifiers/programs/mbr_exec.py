@@ -16,12 +16,9 @@ from verifiers.programs.written_tests import Agreement, by_program
 
 @dataclass(eq=False)
 class MBRExec(Agreement):
-    """The share of the other programs that give the same outputs for all inputs (minimum Bayes risk
-    with the paper's loss, section 2). A program that fails on an input agrees with none.
-
-    The inputs are those of the shown tests and of tests that the model writes; what these expect
-    is not looked at. It compares the branches that are rated together, as those of best_of_n are.
-    A program alone rates 1, if it does not fail.
+    """The share of the other programs that give the same outputs for the inputs of all tests,
+    whatever these expect (section 2). A program that fails on an input agrees with none; one alone
+    that does not fail rates 1. It compares branches that are rated together, as those of best_of_n.
 
     Rates: the program: the share of the other programs with the same outputs.
     Cost: as `codet`.
@@ -30,16 +27,10 @@ class MBRExec(Agreement):
 
     def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:
         outputs = yield from by_program(partial(self._outputs, tests), programs)
+        if len(programs) == 1:
+            return [float(outputs[0] is not None)]
         others = len(programs) - 1
-        ratings = []
-        for given in outputs:
-            if given is None:
-                ratings.append(0.0)
-            elif not others:
-                ratings.append(1.0)
-            else:
-                ratings.append((outputs.count(given) - 1) / others)
-        return ratings
+        return [0.0 if own is None else (outputs.count(own) - 1) / others for own in outputs]
 
     def _outputs(self, tests: Sequence[CallTest], program: str, stop: Event) -> list[Any] | None:
         given = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from threading import Event
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Ge
 
@@ -17,10 +17,8 @@ from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
 from ttc.execution.values import shown
 from ttc.task import Passes
-from ttc.tree.branch import Branch
-from verifiers.programs.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts
-from verifiers.self_verifier import spellings, yes_share
-from verifiers.side_branches import scored, side_tokens
+from verifiers.programs.written_tests import ProblemPrograms, WrittenTests, by_program
+from verifiers.side_branches import side_tokens, spellings, word_shares
 
 TELL_APART = (
     "{question}\n\nHere are two programs.\n\nA:\n```python\n{a}\n```\n\nB:\n```python\n{b}\n```\n\n"
@@ -52,9 +50,8 @@ class SStar(WrittenTests):
     both are run, and the model is asked which output is right, P(A) against P(B) in both orders.
     A program rates half the share of shown tests that it passes, and, if it is one of those that
     pass most, half the share of the other groups that its group wins against.
-
     groups: the most that are compared, those with most programs. tests, samples, max_tokens,
-    temperature: of what is written. Only `Engine` and servers that score can be asked.
+    temperature: of what is written.
 
     Rates: the program: which of two outputs is right, where two programs differ.
     Cost: as `codet`, and for each pair of groups a text and two questions.
@@ -74,7 +71,7 @@ class SStar(WrittenTests):
         shares = [v.count(None) / len(v) if v else 1.0 for v in verdicts]
         best = [place for place, share in enumerate(shares) if share == max(shares)]
         groups = yield from self._groups([programs[place] for place in best], given.tests)
-        wins = yield from self._wins(given, groups)
+        wins = yield from self._wins(given, groups[: self.groups])
         scores = [share / 2 for share in shares]
         for members, won in zip(groups, wins, strict=False):
             for place in best:
@@ -106,59 +103,52 @@ class SStar(WrittenTests):
         return outcomes
 
     def _wins(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> Passes[list[float]]:
-        compared = list(groups[: self.groups])
-        if len(compared) < 2:
-            return [1.0] * len(compared)
-        duels = yield from self._duels(given, compared)
+        if len(groups) < 2:
+            return [1.0] * len(groups)
+        duels = yield from self._duels(given, groups)
         choices = yield from self._choices(given, duels)
-        wins = [0.0] * len(compared)
+        wins = [0.0] * len(groups)
         for duel, share in zip(duels, choices, strict=True):
             winner = duel.first if share >= 0.5 else duel.second
-            wins[winner] += 1 / (len(compared) - 1)
+            wins[winner] += 1 / (len(groups) - 1)
         return wins
 
     def _duels(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> Passes[list[Duel]]:
         """Each two groups with the first call that tells them apart, the model's before others."""
         pairs = list(combinations(range(len(groups)), 2))
         name = given.tests[0].function
-        question, backend = given.question, given.backend
-        asked: list[tuple[Branch, Any, list[int]]] = []
+        question, backend, payer = given.question, given.backend, given.branch
+        asked = []
         for i, j in pairs:
             text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
-            tokens = side_tokens(text, backend, thoughts=given.branch.thoughts)
-            asked.append((given.branch, name, tokens))
-        texts = yield from side_texts(backend, asked, 1, self.max_tokens, self.sampling)
+            asked.append((payer, side_tokens(text, backend, thoughts=payer.thoughts)))
+        texts = yield from self.side_texts(backend, asked, 1)
         duels = []
         for (i, j), (text,) in zip(pairs, texts, strict=True):
             calls = [*_calls(text, name), *given.tests]
             pair = [groups[i][0], groups[j][0]]
-            left, right = yield from by_program(partial(self._run, calls), pair)
-            differ = (place for place in range(len(calls)) if left[place] != right[place])
-            place = next(differ, None)
-            if place is None:  # they differed before: a program that depends on the time
-                continue
-            duels.append(Duel(i, j, calls[place], (left[place], right[place])))
+            outcomes = yield from by_program(partial(self._run, calls), pair)
+            told = zip(calls, *outcomes, strict=True)
+            # none where a program depends on the time
+            duels += [Duel(i, j, call, (a, b)) for call, a, b in told if a != b][:1]
         return duels
 
     def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> Passes[list[float]]:
-        backend = given.backend
+        backend, payer = given.backend, given.branch
         prompts = []
         for duel in duels:
             call = f"{duel.call.function}({', '.join(map(repr, duel.call.arguments))})"
             a, b = map(_said, duel.outcomes)
             for first, second in ((a, b), (b, a)):
                 text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
-                thoughts = given.branch.thoughts
-                prompts.append(side_tokens(text, backend, thoughts=thoughts))
-        left, right = spellings(backend, "A"), spellings(backend, "B")
-        asked = backend.side_branches([given.branch] * len(prompts), prompts)
-        judges = yield from asked.passes()
+                prompts.append(side_tokens(text, backend, thoughts=payer.thoughts))
+        spelt = spellings(backend, "A", "B")
+        judges = yield from backend.side_branches([payer] * len(prompts), prompts).passes()
         try:
-            rows = yield from scored(backend, judges, [[token] for token in (*left, *right)])
+            rows = yield from word_shares(backend, judges, spelt)
         finally:
             backend.release(judges)
-        shares = [yes_share(row, len(left)) for row in rows]
-        return [(a + 1 - b) / 2 for a, b in zip(shares[::2], shares[1::2], strict=True)]
+        return [(a + 1 - b) / 2 for (a, _), (b, _) in zip(rows[::2], rows[1::2], strict=True)]
 
 
 def _calls(text: str, name: str) -> list[CallTest]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from ttc.backend import Backend
 from ttc.checks import NonNegativeFloat, Options, PositiveInt
@@ -31,7 +31,6 @@ _DEFINED = re.compile(r"^def ([A-Za-z_]\w*)", re.MULTILINE)
 _ASSERTED = re.compile(r"^[ \t]*+(assert .+)$", re.MULTILINE)
 NAME_TOKENS = 32
 """What a function's name may take, which a prompt has three times."""
-
 REMEMBERED = 1024
 """Problems whose tests are kept: a search rates more than once."""
 
@@ -52,10 +51,8 @@ class ProblemPrograms:
 class WrittenTests(Options):
     """Rates the programs of one problem together, by calls of the function that they define.
 
-    The calls are those of the tests that the model writes once for each problem, and of the shown
-    ones. What it writes counts as verifier tokens. A branch without a program rates 0. While
-    the model writes and programs run, other problems of a server go on.
-
+    The calls are those of the shown tests, and of tests that the model writes once for each
+    problem, as verifier tokens. A branch without a program rates 0.
     tests: how many are asked for at a time. samples: how often. max_tokens, temperature: of each.
     time_s, memory_mib: as for `ExecutionVerifier`.
     """
@@ -89,18 +86,18 @@ class WrittenTests(Options):
         check_sandbox()
         programs = [program_of(branch) for branch in branches]
         yield from self._write(branches, questions, programs, backend)
-        scores = [0.0] * len(branches)
+        scores = [[0.0] for _ in branches]
         for rows in by_problem(branches):
-            rated = [row for row in rows if programs[row] is not None]
             branch, question = branches[rows[0]], questions[rows[0]]
+            own = {row: program for row in rows if (program := programs[row]) is not None}
             shown = [t for t in shown_tests(question, branch.about) if isinstance(t, CallTest)]
             tests = [*shown, *self._written.get(branch.root_id, [])]
-            given = [str(programs[row]) for row in rated]
-            problem = ProblemPrograms(branch, question, given, tests, backend)
-            ratings = (yield from self.rate_problem(problem)) if given else []
-            for row, score in zip(rated, ratings, strict=True):
-                scores[row] = score
-        return [[score] for score in scores]
+            if own:
+                given = ProblemPrograms(branch, question, list(own.values()), tests, backend)
+                ratings = yield from self.rate_problem(given)
+                for row, score in zip(own, ratings, strict=True):
+                    scores[row] = [score]
+        return scores
 
     # ---------------------------------------------------------------- writing tests
 
@@ -111,16 +108,16 @@ class WrittenTests(Options):
         programs: Sequence[str | None],
         backend: Backend,
     ) -> Passes[None]:
-        asked: list[tuple[Branch, str, list[int]]] = []
+        asked: list[tuple[Branch, list[int]]] = []
+        called: list[str] = []
         for rows in by_problem(branches):
             first = branches[rows[0]]
             names = Counter(n for row in rows for n in _DEFINED.findall(programs[row] or ""))
-            if first.root_id in self._written or not names:
-                continue
-            name = names.most_common(1)[0][0]
-            asked.append((first, name, self._prompt(questions[rows[0]], name, backend, first)))
-        texts = yield from side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
-        for (first, name, _), samples in zip(asked, texts, strict=True):
+            if names and first.root_id not in self._written:
+                called.append(names.most_common(1)[0][0])
+                asked.append((first, self._prompt(questions[rows[0]], called[-1], backend, first)))
+        texts = yield from self.side_texts(backend, asked, self.samples)
+        for (first, _), name, samples in zip(asked, called, texts, strict=True):
             tests = [as_test(line.strip()) for text in samples for line in _ASSERTED.findall(text)]
             calls = {repr(t): t for t in tests if isinstance(t, CallTest) and t.function == name}
             self._written[first.root_id] = list(calls.values())
@@ -132,6 +129,26 @@ class WrittenTests(Options):
         ending = f"\n```python\nassert {name}("
         return side_tokens(text, backend, ending, thoughts=about.thoughts)
 
+    def side_texts(
+        self, backend: Backend, asked: Sequence[tuple[Branch, list[int]]], samples: int
+    ) -> Passes[list[list[str]]]:
+        """What the model writes after prompts, `samples` texts for each, as verifier tokens. asked:
+        the branch that pays for each, and the prompt."""
+        if not asked:
+            return []
+        payers = [branch for branch, _ in asked]
+        with counted_as_verifier(payers):
+            prompts = [prompt for _, prompt in asked]
+            branches = yield from backend.side_branches(payers, prompts).passes()
+            try:
+                rows = [backend.fork(branch, samples) for branch in branches]
+                writers = [writer for row in rows for writer in row]
+                branches += writers
+                yield from written(backend, writers, Step(self.max_tokens), self.sampling)
+                return [[writer.text for writer in row] for row in rows]
+            finally:
+                backend.release(branches)
+
 
 class Agreement(WrittenTests):
     """Rates programs by running them on the tests alone, so that its price is known."""
@@ -140,9 +157,10 @@ class Agreement(WrittenTests):
         raise NotImplementedError
 
     def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
-        return (yield from self.agreement(given.programs, given.tests))
+        return self.agreement(given.programs, given.tests)
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        """That of the tests, which are written once for all programs of a problem."""
         firsts = [rows[0] for rows in by_problem(branches)]
         new = [row for row in firsts if branches[row].root_id not in self._written]
         prompts = [self._prompt(questions[row], "function", backend, branches[row]) for row in new]
@@ -153,33 +171,7 @@ class Agreement(WrittenTests):
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
     ) -> int:
-        """That of the tests, which are written once for all programs of a problem."""
         return self.price([parent], [question], backend)
-
-
-def side_texts(
-    backend: Backend,
-    asked: Sequence[tuple[Branch, Any, list[int]]],
-    samples: int,
-    max_tokens: int,
-    sampling: Sampling,
-) -> Passes[list[list[str]]]:
-    """What the model writes after prompts of a verifier's own, `samples` texts for each; all of it
-    counts as verifier tokens. asked: the branch that pays, and last the prompt."""
-    if not asked:
-        return []
-    payers = [branch for branch, *_ in asked]
-    with counted_as_verifier(payers):
-        prompts = [row[-1] for row in asked]
-        branches = yield from backend.side_branches(payers, prompts).passes()
-        try:
-            rows = [backend.fork(branch, samples) for branch in branches]
-            writers = [writer for row in rows for writer in row]
-            branches += writers
-            yield from written(backend, writers, Step(max_tokens), sampling)
-            return [[writer.text for writer in row] for row in rows]
-        finally:
-            backend.release(branches)
 
 
 def by_program(function: Callable[[str, Event], V], programs: Sequence[str]) -> Passes[list[V]]:

@@ -22,7 +22,7 @@ from tests.helpers.reward_models import (
 from ttc import InvalidInput
 from ttc.execution.sandbox import protections
 from verifiers import GenPRM
-from verifiers.self_verifier import spellings
+from verifiers.side_branches import spellings
 
 pytestmark = pytest.mark.skipif(not protections(), reason="programs cannot be confined here")
 
@@ -87,7 +87,7 @@ class Case:
         with torch.no_grad():
             tokens = torch.tensor([self.tokenizer.encode(text + review)])
             p = self.reference(tokens).logits[0, -1].double().softmax(-1)
-        yes, no = (float(p[spellings(self.engine, word)].sum()) for word in ("yes", "no"))
+        yes, no = (float(p[tokens].sum()) for tokens in spellings(self.engine, "yes", "no"))
         return yes / (yes + no)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ttc.text.numbers import in_digits
+from ttc.text.tables import by_word, table
 from ttc.text.typed_math import GREEK, with_commands
 
 Expr = tuple[Any, ...]
@@ -60,60 +61,21 @@ _REPEATING = re.compile(
     r"|(-?\d*\.\d{0,60}?)(\d{1,60}?)\6+(?:\.\.\.|\\l?dots)"
 )
 
-_FUNCTIONS = {
-    name: name
+_TABLE = table("formulas")
+_FUNCTIONS = {name: name for name in _TABLE["functions"].split()} | {
+    f"{arc}{name}": f"a{name}" for arc in ("arc", "ar") for name in _TABLE["inverse"].split()
+}
+_SEVERAL, _ACCENTS, _FIGURES, _FRACTIONS, _BINOMIALS, _MATRICES, _TIMES, _SHORT_WORDS = (
+    frozenset(_TABLE[name].split())
     for name in (
-        *("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "sech", "csch"),
-        *("ln", "log", "lg", "exp", "sqrt", "cbrt", "abs", "floor", "ceil", "max", "min"),
-        *("gcd", "lcm", "sgn", "sign", "binom", "Re", "Im", "arg"),
-        *("asin", "acos", "atan", "acot", "asec", "acsc", "asinh", "acosh", "atanh"),
+        *("several", "accents", "figures", "fractions", "binomials", "matrices", "times"),
+        "short_words",
     )
-} | {
-    f"{arc}{name}": f"a{name}"
-    for arc in ("arc", "ar")
-    for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
-}
-_SEVERAL = ("max", "min", "gcd", "lcm", "binom")
-_CONSTANTS = {
-    **dict.fromkeys(("pi", "Pi"), ("const", "pi")),
-    **dict.fromkeys(("infty", "infinity", "inf", "oo", "Infinity"), ("const", "oo")),
-    **dict.fromkeys(("emptyset", "varnothing"), ("const", "empty")),
-    "imath": ("const", "i"),
-    "e": ("const", "e"),
-    "i": ("const", "i"),
-}
-_AND_OR = dict.fromkeys(("and", "und", "et", "且", "和", "与"), "and")
-_AND_OR |= dict.fromkeys(("or", "oder", "ou", "或"), "or")
-_SETS = {"R": "reals", "Z": "integers", "Q": "rationals", "N": "naturals", "C": "complexes"}
-_GREEK = {name[1:] for name in GREEK.values()} - {"pi"}
-_GREEK |= {"varepsilon", "vartheta", "varrho", "varphi", "ell", "hbar", "partial", "nabla"}
-_RELATIONS = {
-    **{sign: sign for sign in ("=", "<", ">", "<=", ">=", "!=")},
-    **dict.fromkeys(("==", "\\in"), "="),
-    **dict.fromkeys(("=<", "\\le", "\\leq", "\\leqslant"), "<="),
-    **dict.fromkeys(("\\ge", "\\geq", "\\geqslant"), ">="),
-    **{"\\lt": "<", "\\gt": ">", "\\ne": "!=", "\\neq": "!=", "\\equiv": "=="},
-    **{"\\approx": "~", "\\simeq": "~"},
-}
-_TIMES = ("*", "\\cdot", "\\times", "\\ast")
-_ACCENTS = {"overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "mathcal"}
-_ACCENTS |= {"overleftrightarrow", "widetilde", "dot", "underline", "overarc", "mathfrak"}
-_FIGURES = {"angle", "triangle", "measuredangle", "widehat", "square", "odot", "bigtriangleup"}
-_FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac")
-_BINOMIALS = ("binom", "dbinom", "tbinom")
-_AROUND = {
-    "\\lfloor": ("floor", "\\rfloor"),
-    "\\lceil": ("ceil", "\\rceil"),
-    "\\lvert": ("abs", "\\rvert"),
-    "\\lVert": ("norm", "\\rVert"),
-    "\\|": ("norm", "\\|"),
-}
-_MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array", "vmatrix")
-_SHORT_WORD = re.compile(
-    "yes|no|not|odd|red|blue|one|two|six|ten|all|any|none|am|pm|the|of|is|are|at|on|by|to|if|"
-    "it|for|day|dog|cat|boy|girl|east|west|may|even|both|zero|four|five|nine|true|cone|cube|"
-    "kite|rhombus|only|when|each|less|more|than"
 )
+_GREEK = {name[1:] for name in GREEK.values()} - {"pi"} | {*_TABLE["greek"].split()}
+_CONSTANTS = {word: ("const", name) for word, name in by_word(_TABLE["constants"]).items()}
+_AND_OR, _RELATIONS = by_word(_TABLE["joins"]), by_word(_TABLE["relations"])
+_SETS, _AROUND = _TABLE["sets"], _TABLE["around"]
 _CHAINS = ("abcdefghijklmnopqrstuvwxyz", "pqrstuvwxyz")
 
 
@@ -146,7 +108,7 @@ def is_word(letters: str) -> bool:
     small = letters.lower()
     if letters.isupper() and len(letters) < 4:
         return False  # the segment NO
-    if _SHORT_WORD.fullmatch(small):
+    if small in _SHORT_WORDS:
         return True
     product = not re.search("[aeiou]", small) or any(small in chain for chain in _CHAINS)
     return len(letters) > 3 and not product and not letters.isupper()

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 
 from ttc.text.boxes import after_cut, last_box
-from ttc.text.languages import LATIN, languages
 from ttc.text.statements import CLOSED_SCRIPTS, MARKS, Statement, alternatives, plain, statements
+from ttc.text.tables import LATIN, languages
 
 # Quantifiers that keep what they took (++, *+) and limited ones make every pattern linear.
 _MARKUP = (

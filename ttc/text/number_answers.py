@@ -97,7 +97,7 @@ _BARE_MINUS = re.compile(rf"(?:^|[=:(\n*]|\bis)[ \t$*]*+[-{MINUS}] $")
 
 def stated_number(text: str) -> str | None:
     """The number right after the last `####`, "answer is" or "Answer:", in any language of
-    `ttc.text.languages`, in digits or words, of an equation its result. Headings (`#### 2.
+    `languages.toml`, in digits or words, of an equation its result. Headings (`#### 2.
     Subtract`) and lists below "Answer:" state none."""
     return _stated(spelt_out(plain(text)))
 

@@ -6,7 +6,10 @@ import re
 import unicodedata
 from fractions import Fraction
 
-MAGNITUDES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+from ttc.text.tables import table
+
+WORDS = table("words")
+MAGNITUDES: dict[str, int] = WORDS["magnitudes"]
 """Words that multiply the number before them, with their powers of ten."""
 
 MAGNITUDE = rf"(?: (?i:{'|'.join(MAGNITUDES)})\b)"
@@ -104,13 +107,8 @@ def plain_spelling(answer: str) -> str:
 
 # ---------------------------------------------------------------- in words
 
-_SMALL = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
-    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
-    "nineteen",
-)
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_VALUES = {word: value for value, word in enumerate(_SMALL)} | {
+_TENS = WORDS["tens"].split()
+_VALUES = {word: value for value, word in enumerate(WORDS["small"].split())} | {
     word: 10 * tens for tens, word in enumerate(_TENS, 2)
 }
 NUMBER_WORD = "|".join(_VALUES)

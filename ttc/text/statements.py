@@ -3,7 +3,7 @@
     statement = noun [of what] link [hedges] answer
 
 as in "The answer to this question is clearly (B)", "**Answer:** 12", "La respuesta es B" or
-"答案是18". The words come from `ttc.text.languages`. `####` states too. What the answer is, and
+"答案是18". The words come from `languages.toml`. `####` states too. What the answer is, and
 where it ends, is up to its kind (`multiple_choice`, `number_answers`, `math_answers`).
 """
 
@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
-from ttc.text.languages import LATIN, Language, languages
+from ttc.text.tables import LATIN, Language, languages
 
 CLOSED_UP = frozenset({"zh", "ja", "th", "ko"})
 """Languages that part words by no blanks, or bind particles to them."""

@@ -1,8 +1,10 @@
-"""The thinking marks of models: of known ones, and as a chat template writes a thought."""
+"""The thinking marks of models: of known ones (`thinking_models.toml`), and as a chat template
+writes a thought."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -17,123 +19,32 @@ from ttc.text.chat import (
     is_token,
     template_text,
 )
+from ttc.text.tables import table
 from ttc.text.thinking_marks import Header, ThinkingMarks
+
+TAGS = ThinkingMarks("<think>", "</think>")
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models that think alike.
-
-    signs: all stand in the chat template, or are tokens of the vocabulary. written: they are
-    ordinary words, so that the chat template alone tells.
-    """
+    """Models that think alike; see the head of `thinking_models.toml`."""
 
     marks: ThinkingMarks
     signs: tuple[str, ...]
-    written: bool = False
+    written: bool
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Family:
+        begin, end, wraps = (
+            [mark if isinstance(mark, str) else Header(**mark) for mark in row.get(name, ())]
+            for name in ("begin", "end", "wraps")
+        )
+        marks = ThinkingMarks(begin, end, wraps, row.get("closing", ""))
+        signs = row.get("signs") or row["end"][-1:]
+        return cls(marks, tuple(signs), row.get("written", False))
 
 
-TAGS = ThinkingMarks("<think>", "</think>")
-"""DeepSeek-R1, Qwen3, QwQ, SmolLM3, GLM-4.5, MiniMax-M2, Phi-4-reasoning, OLMo 3 Think, Nemotron,
-ERNIE 4.5 and EXAONE 4."""
-
-FAMILIES = (
-    Family(  # models trained as DeepSeek-R1-Zero was, on its system prompt
-        ThinkingMarks("<think>", "</think>", ("<answer>", "</answer>")),
-        ("</think>", "<answer>"),
-        written=True,
-    ),
-    Family(  # K2-Think V2 and K2-V2: a mark for each effort
-        ThinkingMarks(
-            ("<think>", "<think_fast>", "<think_faster>"),
-            ("</think>", "</think_fast>", "</think_faster>"),
-        ),
-        ("<think_fast>",),
-    ),
-    Family(  # K2-Horizon
-        ThinkingMarks(
-            ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
-            ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
-        ),
-        ("<ifm|think>",),
-    ),
-    Family(TAGS, ("</think>",)),
-    Family(  # Apriel 1.5, whose template names <thinking> for calls, and 1.6
-        ThinkingMarks(
-            "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)
-        ),
-        ("[BEGIN FINAL RESPONSE]",),
-        written=True,
-    ),
-    Family(  # gpt-oss: channels of the harmony format
-        ThinkingMarks(
-            (
-                Header("<|channel|>analysis", "<|message|>"),
-                Header("<|channel|>commentary", "<|message|>"),
-            ),
-            Header("<|channel|>final", "<|message|>"),
-            ("<|start|>assistant",),
-            "<|end|><|start|>assistant<|channel|>final<|message|>",
-        ),
-        ("<|channel|>", "<|message|>"),
-    ),
-    Family(ThinkingMarks("[THINK]", "[/THINK]"), ("[/THINK]",)),  # Magistral
-    Family(  # Granite 3.2
-        ThinkingMarks(
-            ("Here is my thought process:", "Here's my thought process:"),
-            ("Here is my response:", "Here's my response:"),
-        ),
-        ("Here is my thought process:", "Here is my response:"),
-        written=True,
-    ),
-    Family(ThinkingMarks("<thought>", "</thought>"), ("</thought>",)),  # EXAONE Deep
-    Family(ThinkingMarks("<seed:think>", "</seed:think>"), ("</seed:think>",)),  # Seed-OSS
-    Family(  # Gemma 4
-        ThinkingMarks(("<|channel>thought\n", "<|channel>"), "<channel|>"),
-        ("<|channel>", "<channel|>"),
-    ),
-    Family(  # Command R7B and Command A Reasoning; with TEXT for RESPONSE, the later Cohere2 MoE
-        ThinkingMarks(
-            "<|START_THINKING|>",
-            "<|END_THINKING|>",
-            ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-        ),
-        ("<|END_THINKING|>",),
-    ),
-    Family(ThinkingMarks("<|inner_prefix|>", "<|inner_suffix|>"), ("<|inner_suffix|>",)),  # Apertus
-    Family(ThinkingMarks("◁think▷", "◁/think▷"), ("◁/think▷",)),  # Kimi-VL-Thinking
-    Family(  # LongCat-Flash-Thinking
-        ThinkingMarks("<longcat_think>", "</longcat_think>"), ("</longcat_think>",)
-    ),
-    Family(ThinkingMarks("<mm:think>", "</mm:think>"), ("</mm:think>",)),  # MiniMax-M3
-    Family(  # Kimi K3
-        ThinkingMarks(
-            "<|open|>think<|sep|>",
-            "<|close|>think<|sep|>",
-            ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
-            "<|close|>think<|sep|><|open|>response<|sep|>",
-        ),
-        ("<|open|>", "<|close|>", "<|sep|>"),
-    ),
-    Family(  # Sky-T1, OpenThinker, Bespoke-Stratos
-        ThinkingMarks(
-            "<|begin_of_thought|>",
-            "<|end_of_thought|>",
-            ("<|begin_of_solution|>", "<|end_of_solution|>"),
-        ),
-        ("<|begin_of_thought|>",),
-    ),
-    Family(  # models trained on <reasoning> and <answer>, as many by GRPO
-        ThinkingMarks("<reasoning>", "</reasoning>", ("<answer>", "</answer>")),
-        ("</reasoning>",),
-    ),
-    Family(  # Reflection and models trained on Claude's form
-        ThinkingMarks("<thinking>", "</thinking>", ("<output>", "</output>")),
-        ("</thinking>",),
-    ),
-    Family(TAGS, ("<think>",), written=True),  # a template that only opens the thought
-)
-"""More particular ones first. Sources: the models' chat templates, and vLLM's reasoning parsers."""
+FAMILIES = tuple(map(Family.of_row, table("thinking_models")["family"]))
 
 
 def _all_tags() -> ThinkingMarks:

@@ -6,6 +6,7 @@ import re
 import unicodedata
 
 from ttc.text.numbers import hyphened, spelt_out
+from ttc.text.tables import by_word, table
 
 
 def _letter(sign: str) -> str:
@@ -15,18 +16,7 @@ def _letter(sign: str) -> str:
 
 
 GREEK = {sign: _letter(sign) for sign in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΣΥΦΨΩ"}
-GREEK |= {"ϕ": r"\phi", "ϵ": r"\epsilon"}
-_COMMANDS = GREEK | {
-    **{"·": r"\cdot", "⋅": r"\cdot", "∙": r"\cdot", "•": r"\cdot", "×": r"\times", "÷": r"\div"},
-    **{"∞": r"\infty", "≤": r"\le", "≥": r"\ge", "≠": r"\ne", "≈": r"\approx", "≡": r"\equiv"},
-    **{"∈": r"\in", "∪": r"\cup", "∩": r"\cap", "∅": r"\emptyset", "∖": r"\setminus"},
-    **{"±": r"\pm", "∓": r"\mp", "°": r"\degree", "º": r"\degree", "√": r"\sqrt", "∛": r"\cbrt"},
-    **{"⌊": r"\lfloor", "⌋": r"\rfloor", "⌈": r"\lceil", "⌉": r"\rceil", "…": r"\ldots"},
-    **{"⟨": r"\langle", "⟩": r"\rangle", "∠": r"\angle", "△": r"\triangle", "∀": r"\forall"},
-    **{"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}"},
-    **{"ℂ": r"\mathbb{C}", "⩽": r"\le", "⩾": r"\ge", "∣": "|", "′": "'", "’": "'", "∗": "*"},
-    **{"∨": r"\lor", "∧": r"\land", "∫": r"\int", "∑": r"\sum", "∏": r"\prod", "ø": r"\emptyset"},
-}
+_COMMANDS = GREEK | by_word(table("formulas")["signs"])
 _SIGNS = str.maketrans({sign: f"{name} " for sign, name in _COMMANDS.items()})
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ"
 _LOWERED = "₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ"

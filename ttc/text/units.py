@@ -8,65 +8,18 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ttc.text.numbers import CURRENCIES, MAGNITUDES, MAX_CHARS
+from ttc.text.tables import table
 
-_INCH = Fraction(127, 5000)
-_SIZES: dict[str, dict[str, Fraction | int]] = {
-    "m": {
-        **{
-            "mm millimeter millimetre": Fraction(1, 1000),
-            "cm centimeter centimetre": Fraction(1, 100),
-        },
-        **{"dm decimeter decimetre": Fraction(1, 10), "m meter metre": 1},
-        **{"km kilometer kilometre": 1000, "in inch inche": _INCH, "ft foot feet": 12 * _INCH},
-        **{"yd yard": 36 * _INCH, "mi mile": 63360 * _INCH},
-    },
-    "g": {
-        **{"mg milligram": Fraction(1, 1000), "g gm gram": 1, "kg kilogram": 1000},
-        **{"ton tonne": 10**6},
-    },
-    "lb": {"oz ounce": Fraction(1, 16), "lb pound": 1},
-    "s": {
-        **{"ms millisecond": Fraction(1, 1000), "s sec second": 1, "min minute": 60},
-        **{"h hr hour": 3600, "day": 86400, "week": 604800},
-    },
-    "month": {"month": 1, "yr year": 12},
-    "l": {"ml milliliter millilitre": Fraction(1, 1000), "l liter litre": 1},
-    "gal": {"gal gallon": 1},
-    "usd": {"cent": Fraction(1, 100), "dollar usd buck": 1},
-    **{
-        money.split()[0]: {money: 1}
-        for money in (
-            *("euro eur", "gbp", "rupee rs inr", "yen jpy", "chf franc", "krw won", "php peso"),
-            *("rub ruble", "try lira", "ils shekel", "thb baht", "ngn naira", "vnd dong"),
-            "uah hryvnia",
-        )
-    },
-    "rad": {"rad radian": 1},
-    "N": {"newton": 1},
-    "J": {"joule": 1},
-    "W": {"watt": 1},
-}
+_TABLE = table("units")
+_SIZES = _TABLE["size"] | {words.split()[0]: {words: 1} for words in _TABLE["alone"]}
 _KNOWN = {
     word: (name, Fraction(size))
     for name, sizes in _SIZES.items()
     for words, size in sizes.items()
     for word in words.split()
 }
-_SHORT = {"mph": "mi/h", "kmph": "km/h", "kmh": "km/h", "kph": "km/h", "cc": "cm^3", "fps": "ft/s"}
-_SIGNS = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee"} | {
-    **{"₩": "krw", "₱": "php", "₽": "rub", "₺": "try", "₪": "ils", "฿": "thb", "₦": "ngn"},
-    **{"₫": "dong", "₴": "hryvnia"},
-}
-_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
-_ANY = {"unit", "integer", "digit", "point"}
-
-_NO_UNIT = re.compile(
-    "is|are|was|be|if|for|when|where|with|or|and|not|odd|even|only|no|more|less|fewer|than|"
-    "times|i|e|half|halve|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|quarter|mod|base|"
-    "to|plus|minus|factorial|percent|pct|percentage|hundred|thousand|million|billion|trillion|"
-    "dozen|pi|root|over|infinity|out|in|by|negative|positive|am|pm|otherwise|all|every|real|any"
-)
-"""Words behind a number that say which number it is."""
+_SHORT, _SIGNS, _POWERS = _TABLE["short"], _TABLE["sign"], _TABLE["power"]
+_ANY, _NO_UNIT = (frozenset(_TABLE["words"][name].split()) for name in ("any", "no_unit"))
 
 # Every quantifier has a limit, which makes every pattern linear.
 _TEXT = r"\\(?:text|mathrm|textrm|textnormal|textbf|textit|mbox|rm)\s{0,3}\{([^{}]{0,80})\}"
@@ -183,7 +136,7 @@ def unit_of(written: str) -> MeasureUnit | None:
     small = _SHORT.get(small, small)
     words = [_singular(word) for word in re.findall(r"[a-z]+", small)]
     known = _dimensions(small)
-    if not words or (known is None and any(_NO_UNIT.fullmatch(word) for word in words)):
+    if not words or (known is None and not _NO_UNIT.isdisjoint(words)):
         return None
     if len(words) == 1 and len(words[0]) == 1 and words[0] not in _KNOWN:
         return None

@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import re
 
-from ttc.text.numbers import MAX_CHARS, hyphened, in_digits
+from ttc.text.numbers import MAX_CHARS, WORDS, hyphened, in_digits
 
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname|emph)\*?"
     r"\s*\{([^{}]*)\}"
 )
 _BLANKS = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+")
-_MEANINGS = {
-    **dict.fromkeys(("no solution", "no solutions", "empty set"), r"\emptyset"),
-    "all real numbers": r"\mathbb{R}",
-    "all reals": r"\mathbb{R}",
-    "positive infinity": r"\infty",
-    "negative infinity": r"-\infty",
-    "minus infinity": r"-\infty",
-    **{
-        f"{count}{gap}{part}{'s' * (top > 1)}": f"{top}/{bottom}"
-        for gap in " -"
-        for count, top in (("one", 1), ("two", 2), ("three", 3))
-        for part, bottom in (("third", 3), ("quarter", 4), ("fourth", 4))
-        if top < bottom
-    },
-    **{"one half": "1/2", "one-half": "1/2"},
+_MEANINGS = WORDS["meanings"] | {
+    words.replace(" ", "-"): value for words, value in WORDS["meanings"].items() if "/" in value
 }
+_ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 _ORDINALS = {
-    **{"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th", "fifth": "5th"},
-    **{"sixth": "6th", "seventh": "7th", "eighth": "8th", "ninth": "9th", "tenth": "10th"},
-    **{"eleventh": "11th", "twelfth": "12th"},
+    word: f"{number}{_ENDINGS.get(number, 'th')}"
+    for number, word in enumerate(WORDS["ordinals"].split(), 1)
 }
-_WEEKDAYS = {
-    name[:length]: name
-    for name in ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-    for length in (3, 4, 5)
-}
+_WEEKDAYS = {name[:length]: name for name in WORDS["weekdays"].split() for length in (3, 4, 5)}
 _WEEKDAY = re.compile(rf"^({'|'.join(_WEEKDAYS)})\.?$")
-_MONTH_NAMES = (
-    *("january", "february", "march", "april", "may", "june", "july", "august", "september"),
-    *("october", "november", "december"),
-)
 _MONTHS = {
     name[:length]: number
-    for number, name in enumerate(_MONTH_NAMES, 1)
+    for number, name in enumerate(WORDS["months"].split(), 1)
     for length in (3, 4, len(name))
 }
 _MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))

@@ -18,8 +18,8 @@ import pytest
 from tests.helpers.clocks import assert_linear
 from ttc.text.answers import extract_answer
 from ttc.text.equality import same_answer
-from ttc.text.languages import languages
 from ttc.text.statements import statements
+from ttc.text.tables import languages
 
 FILE = Path(__file__).parents[2] / "data" / "readings.jsonl"
 ROWS: list[dict[str, Any]] = [

@@ -1,13 +1,23 @@
-"""How languages say that something is the answer: the table `languages.toml`, which
-`ttc.text.statements` reads texts by."""
+"""The tables of words and signs that texts are read by: TOML files beside this module."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+
+def table(name: str) -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def by_word(rows: Mapping[str, str]) -> dict[str, str]:
+    """Each word of a table's values, with its name there."""
+    return {word: name for name, words in rows.items() for word in words.split()}
+
 
 LATIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -56,14 +66,13 @@ class Language:
 @cache
 def languages() -> tuple[Language, ...]:
     """English, which reads texts in other ways too, and all others."""
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return tuple(Language(code, **_fields(row)) for code, row in table.items())
 
-
-def _fields(row: dict[str, Any]) -> dict[str, Any]:
     def value(given: Any) -> Any:
         if isinstance(given, str):
             return given.replace("\n", "")
         return tuple(given) if isinstance(given, list) else given
 
-    return {name: value(given) for name, given in row.items()}
+    return tuple(
+        Language(code, **{name: value(given) for name, given in row.items()})
+        for code, row in table("languages").items()
+    )

@@ -11,7 +11,7 @@ _TEXT = re.compile(
     r"\s*\{([^{}]*)\}"
 )
 _BLANKS = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+")
-_MEANINGS = WORDS["meanings"] | {
+_MEANINGS: dict[str, str] = WORDS["meanings"] | {
     words.replace(" ", "-"): value for words, value in WORDS["meanings"].items() if "/" in value
 }
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}

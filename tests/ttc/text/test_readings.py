@@ -2,8 +2,8 @@
 
 `tests/data/readings.jsonl` has a text a line: what is read (`answer`, null for nothing), its kind
 (with `-strict` for the form that a prompt asks for), the form of its statement, its language,
-where the form comes from, and whether an obvious rule (the last number or letter, the first
-"answer", the last box) goes wrong on it (`trap`).
+where the form comes from, whether an obvious rule (the last number or letter, the first "answer",
+the last box) goes wrong on it (`trap`), and whether it is read letter by letter (`exact`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def read(row: dict[str, Any]) -> str | None:
 
 def is_right(row: dict[str, Any]) -> bool:
     answer, kind = row["answer"], row["kind"].partition("-")[0]
-    return read(row) is None if answer is None else same_answer(answer, read(row), kind)
+    if answer is None or row.get("exact"):
+        return read(row) == answer
+    return same_answer(answer, read(row), kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

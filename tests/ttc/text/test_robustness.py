@@ -21,117 +21,19 @@ from verifiers.equations import find_equations, stated_operands
 
 CHARS = 40_000
 
-PIECES = [
-    *(
-        "\n",
-        " ",
-        "\t",
-        "1",
-        "1 ",
-        "A",
-        "A ",
-        "A\n",
-        "(A)",
-        "(A",
-        "(",
-        "{",
-        "}",
-        "\\",
-        "$",
-        "*",
-        ",",
-        "=",
-        "-",
-        "–",
-        ".",
-    ),
-    *(
-        "\\boxed{",
-        "\\boxed",
-        "\\boxed ",
-        "\\boxed{1}",
-        "{\\boxed{",
-        "\\frac{",
-        "\\frac{1}{",
-        "\\frac1",
-        "\\text{",
-    ),
-    *(
-        "answer",
-        "answer ",
-        "answer is",
-        "answer is ",
-        "answer:",
-        "Answer: A a ",
-        "#### ",
-        "####=",
-        "choice is ",
-    ),
-    *(
-        "choice:",
-        "option ",
-        "1,",
-        "1,111,",
-        "1/1",
-        "1.",
-        "1. ",
-        "1=",
-        "1+1=2 ",
-        "1 1/2 ",
-        "12 ",
-        "1%",
-        "9^{9^{",
-    ),
-    *(
-        "<think>",
-        "</think>",
-        "1=1+1=",
-        "'",
-        "“",
-        "[B]",
-        "\\text{B}",
-        " cm",
-        "^\\circ",
-        "\\left",
-        "\\,",
-    ),
-    *(
-        "<<",
-        "<<1=1",
-        "2^",
-        "x=1",
-        "a b c ",
-        "é",
-        "²",
-        "½",
-        "٣",
-        "−",
-        "Ａ",
-        "\u2028",
-        "\r",
-        "∞",
-        "1e5",
-        "1_0",
-        "_",
-    ),
-    *(
-        "$$",
-        "\\(",
-        "\\[",
-        "$x",
-        "10^",
-        "x10^{",
-        " x 1",
-        "1{,}",
-        "\\times ",
-        "√(",
-        "sqrt(",
-        "option B is ",
-        "B is the ",
-        "answer to the ",
-        "answer is therefore ",
-    ),
-]
+PIECES = (
+    r"""
+ ¦1¦1 ¦A¦A ¦(A)¦(A¦(¦{¦}¦\¦$¦*¦,¦=¦-¦–¦.¦\boxed{¦\boxed¦\boxed ¦\boxed{1}¦{\boxed{¦\frac{
+\frac{1}{¦\frac1¦\text{¦answer¦answer ¦answer is¦answer is ¦answer:¦Answer: A a ¦#### ¦####=
+choice is ¦choice:¦option ¦1,¦1,111,¦1/1¦1.¦1. ¦1=¦1+1=2 ¦1 1/2 ¦12 ¦1%¦9^{9^{¦<think>¦</think>
+1=1+1=¦'¦“¦[B]¦\text{B}¦ cm¦^\circ¦\left¦\,¦<<¦<<1=1¦2^¦x=1¦a b c ¦é¦²¦½¦٣¦−¦Ａ¦∞¦1e5¦1_0¦_¦$$¦\(
+\[¦$x¦10^¦x10^{¦ x 1¦1{,}¦\times ¦√(¦sqrt(¦option B is ¦B is the ¦answer to the 
+answer is therefore 
+""".strip("\n")
+    .replace("\n", "¦")
+    .split("¦")
+)
+PIECES += ["\n", "\t", "A\n", "\u2028", "\r"]
 READERS: dict[str, Callable[[str], object]] = {
     "number": lambda text: extract_answer(text, "number"),
     "choice": lambda text: extract_answer(text, "choice"),

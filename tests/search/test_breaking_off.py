@@ -242,39 +242,6 @@ def test_a_search_returns_what_it_has_when_it_is_told() -> None:
     assert len(calls) == 3
 
 
-def test_no_last_words_are_written_once_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = FakeBackend(letters="123")
-    monkeypatch.setattr(Spending, "wall_s", property(lambda _: float(len(backend.calls))))
-    search = BeamSearch(beam_size=1, beam_width=2, step_tokens=4, max_steps=50)
-    options: dict[str, Any] = {"max_tokens": 400, "reserve": 20, "final_text": "="}
-    result = solve(search, problem="q", engine=backend, verifier=Length(), max_wall_s=3, **options)
-    assert (result.stopped, len(backend.calls)) == ("max_wall_s", 3) and not backend.live
-    assert "=" not in result.branches[0].text
-
-
-def test_last_words_that_are_cut_off_are_part_of_the_answer() -> None:
-    engine, cancel = make_engine(context=160), threading.Event()
-    options: dict[str, Any] = {
-        "max_tokens": 30,
-        "reserve": 22,
-        "final_text": "=",
-        "template": PLAIN,
-    }
-    search = BeamSearch(beam_size=1, beam_width=1, step_tokens=4, max_steps=50)
-    with at_pass(engine, 0, lambda: None) as passes:
-        whole = solve(search, problem="1", engine=engine, verifier=Length(), **options)
-    assert whole.stopped == "max_tokens" and whole.best is not None
-    engine = make_engine(context=160)
-    with at_pass(engine, len(passes) - 4, cancel.set):
-        result = solve(
-            search, problem="1", engine=engine, verifier=Length(), cancel=cancel, **options
-        )
-    assert result.stopped == "cancelled" and result.best is not None
-    assert whole.best.generated[: len(result.best.generated)] == result.best.generated
-    assert 4 < len(result.best.generated) < len(whole.best.generated)
-    assert_nothing_left(engine, [])
-
-
 def test_a_rating_that_is_broken_off_is_made_again_for_the_others() -> None:
     engine, verifier, cancel = make_engine(context=160), Reads(), threading.Event()
     search = BestOfN(n=2, max_tokens=6)

@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ttc.tools.loose_json import read_loose
-
 NAME = re.compile(r"[\w./-]+")
 """What names of tools are made of."""
 
@@ -113,6 +111,53 @@ class NamedLoose:
         except ValueError as error:
             return [Reading(name[0], {}, name.end(), f"the arguments cannot be read ({error})")]
         return [checked(name[0], value, end)]
+
+
+DEPTH = 64
+"""The deepest nesting of loose JSON that is read."""
+
+NAMED = {"True": "true", "False": "false", "None": "null"}
+
+
+def read_loose(text: str, place: int, quote: str) -> tuple[Any, int]:
+    """The value at `place`, and where it ends.
+
+    quote: stands before and after each string, which escapes nothing.
+    Raises ValueError where there is none.
+    """
+    mark = re.escape(quote)
+    bare = rf"(?!{mark})[^\s,:{{}}\[\]]+"
+    piece = re.compile(
+        rf"\s*(?:{mark}(?P<string>.*?){mark}|(?P<sign>[{{}}\[\],:])|(?P<key>{bare})(?=\s*:)"
+        rf"|(?P<word>{bare}))",
+        re.DOTALL,
+    )
+    strict = list[str]()
+    depth = 0
+    while depth > 0 or not strict:
+        match = piece.match(text, place)
+        if match is None:
+            raise ValueError(f"a value is missing before {text[place : place + 10]!r}")
+        place = match.end()
+        said = match[match.lastgroup or 0]
+        if match.lastgroup == "sign":
+            depth += (said in "{[") - (said in "}]")
+            if said in "}]" and strict and strict[-1] == ",":
+                strict.pop()
+            if depth > DEPTH:
+                raise ValueError(f"it is nested more than {DEPTH} deep")
+        elif match.lastgroup != "word" or not _is_json(NAMED.get(said, said)):
+            said = json.dumps(said)
+        strict.append(NAMED.get(said, said))
+    return json.loads("".join(strict)), place
+
+
+def _is_json(word: str) -> bool:
+    try:
+        json.loads(word)
+    except ValueError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------- Python

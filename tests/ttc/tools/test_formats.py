@@ -314,29 +314,10 @@ def test_calls_are_read(form: Any, text: str, calls: list[tuple[Any, ...]]) -> N
 
 
 def test_a_format_is_read_off_the_tokenizer() -> None:
-    """By transformers where the tokenizer says how its answers are read."""
     for name, kind in [("qwen", Marked), ("llama", Llama), ("gpt_oss", Harmony)]:
         template, special, eos, _ = MODELS[name]
         own = tokenizer(special, "bytes", None, eos, template=template)
         assert isinstance(format_of(Tools([TOOL]), own, {}), kind)
-    own.response_template = {
-        "defaults": {"role": "assistant"},
-        "fields": {
-            "content": {},
-            "tool_calls": {
-                "open": "<call>",
-                "close": "</call>",
-                "content": "json",
-                "repeats": True,
-                "transform": {"type": "function", "function": "{content}"},
-            },
-        },
-        "start_anchor": "<|start|>assistant",
-    }
-    form = format_of(Tools([TOOL]), own, {})
-    (call,) = form.calls('hm <call>{"name": "weather", "arguments": {"city": "Rome"}}</call>')
-    assert (call.name, call.arguments, call.error) == ("weather", {"city": "Rome"}, "")
-    assert form.calls("hm") == []
 
 
 # ---------------------------------------------------------------- the project's own tools

@@ -3,7 +3,6 @@ model."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import ABMCTS, Result, solve
-from search.ab_mcts import PRIOR, AnswerNode, descend
+from search.ab_mcts import PRIOR, AnswerNode
 from tests.helpers.backends import FakeBackend
-from tests.helpers.engines import make_engine
 from tests.helpers.scripted import Scores
 from tests.helpers.tiers import examples
-from ttc import Branch, InvalidInput
+from ttc import Branch
 from ttc.sampling import random_key
 
 Path = tuple[int, ...]
@@ -66,39 +64,6 @@ def test_the_belief_after_one_observation() -> None:
     )
 
 
-@given(st.lists(st.floats(0, 1), max_size=6), st.lists(st.floats(0, 1), max_size=6))
-def test_observing_at_once_or_one_after_the_other_is_the_same(
-    first: list[float], second: list[float]
-) -> None:
-    together, apart = PRIOR.given(first + second), PRIOR.given(first).given(second)
-    for name in ("m", "kappa", "nu", "tau2"):
-        assert getattr(together, name) == pytest.approx(getattr(apart, name), abs=1e-12)
-
-
-def student(nu: int) -> Callable[[float], float]:
-    """The cumulative distribution of Student's t with 1 or 2 degrees of freedom."""
-    return (
-        (lambda x: 0.5 + math.atan(x) / math.pi)
-        if nu == 1
-        else (lambda x: 0.5 + x / 2 / math.sqrt(2 + x * x))
-    )
-
-
-@pytest.mark.parametrize(("rewards", "nu", "m", "tau2"), [([], 1, 0.0, 0.1), ([0.8], 2, 0.4, 0.21)])
-def test_a_drawn_mean_has_students_distribution(
-    rewards: list[float], nu: int, m: float, tau2: float
-) -> None:
-    """(mu - m) / sqrt(tau2 / kappa) is Student's t with nu degrees of freedom (Kolmogorov-Smirnov
-    at 1 in 1000)."""
-    rng, belief, n = np.random.default_rng(7), PRIOR.given(rewards), 20_000
-    # kappa is nu here
-    draws = np.sort([(belief.draw(rng) - m) / math.sqrt(tau2 / nu) for _ in range(n)])
-    expected = np.array([student(nu)(x) for x in draws])
-    places = np.arange(n)
-    distance = max(np.max((places + 1) / n - expected), np.max(expected - places / n))
-    assert distance < 1.95 / math.sqrt(n)
-
-
 # ---------------------------------------------------------------- going down and up
 
 
@@ -114,15 +79,6 @@ def test_a_reward_counts_at_the_node_and_at_all_above_it() -> None:
     assert (top.generated, top.continued) == ([0.5], [0.7, 0.9])
     assert (first.generated, first.continued) == ([0.7], [0.9])
     assert (first.rewards, second.rewards, third.rewards) == ([0.5, 0.7, 0.9], [0.7, 0.9], [0.9])
-
-
-def test_a_node_without_children_gets_one_without_a_draw() -> None:
-    class NoRandom:
-        def __getattr__(self, name: str) -> Any:
-            raise AssertionError(f"{name} was drawn")
-
-    node = AnswerNode(Branch([1], None, 0, None, str))  # type: ignore[arg-type]
-    assert descend(node, NoRandom()) is node  # type: ignore[arg-type]
 
 
 def reference(scores: Callable[[int], float], rng: np.random.Generator, n: int) -> list[int | None]:
@@ -168,13 +124,6 @@ def test_against_a_plain_reference(seed: int, n: int) -> None:
     rng = np.random.default_rng(random_key(random_key(seed, "q"), "search"))
     assert [parent for parent, _ in found] == reference(lambda i: found[i][1], rng, n)
     assert result.best is not None and result.best.score == max(score for _, score in found)
-
-
-def test_it_goes_wider_as_well_as_deeper() -> None:
-    parents = [
-        parent for parent, _ in answers(run(ABMCTS(iterations=40, max_tokens=6, feedback="Again.")))
-    ]
-    assert parents.count(None) > 1 and len(set(parents)) > 3
 
 
 def test_the_earliest_of_equally_good_answers_wins() -> None:
@@ -230,23 +179,6 @@ def test_each_answer_keeps_one_branch() -> None:
     assert held == [i + 2 for i in range(9)]  # the root, the answers so far, and the next one
 
 
-def test_company_changes_nothing() -> None:
-    search = ABMCTS(iterations=7, max_tokens=6, feedback="Again.")
-    problems = ["1", "2", "3"]
-    together = solve(
-        search, problem=problems, engine=FakeBackend(longest=9999), verifier=Scores(score_of)
-    )
-    for problem, result in zip(problems, together, strict=True):
-        assert result.tree == run(search, problem=problem).tree
-
-
-def test_it_runs_on_an_engine() -> None:
-    engine = make_engine(context=220)
-    result = run(ABMCTS(iterations=5, max_tokens=5, feedback="Again."), engine)
-    assert len(result.branches) == 5 and engine.kv_bytes() == 0
-    assert result.usage.generated_tokens == sum(len(b.generated) for b in result.branches)
-
-
 @pytest.mark.parametrize("score", [-0.1, 1.2])
 def test_ratings_outside_the_range_stop_the_problem_with_a_reason(score: float) -> None:
     backend = FakeBackend()
@@ -254,15 +186,3 @@ def test_ratings_outside_the_range_stop_the_problem_with_a_reason(score: float) 
         ABMCTS(), problem=["q"], engine=backend, verifier=Scores(lambda branch: score)
     )
     assert result.error is not None and "rates in [0, 1]" in result.error and not backend.live
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"iterations": 0}, "iterations=0 must be"),
-        ({"feedback": " "}, "feedback is empty; give text"),
-    ],
-)
-def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        ABMCTS(**wrong)

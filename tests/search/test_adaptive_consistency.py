@@ -12,8 +12,6 @@ import pytest
 from search import AdaptiveConsistency, SelfConsistency, solve
 from search.adaptive_consistency import majority_probability
 from tests.helpers.backends import Dictated, FakeBackend
-from tests.helpers.engines import make_engine
-from ttc import InvalidInput
 
 
 @pytest.mark.parametrize(
@@ -84,11 +82,6 @@ def test_blocks_go_by_index_and_not_by_which_sample_is_done_first() -> None:
     assert [branch.text for branch in result.branches] == answers
 
 
-def test_an_answer_that_is_always_the_same_costs_four_samples_of_forty() -> None:
-    count, result = sampled(["12"] * 40, AdaptiveConsistency())
-    assert (count, result.usage.generated_tokens) == (4, 4 * len("12"))
-
-
 @pytest.mark.parametrize("block", [1, 3, 5])
 def test_the_samples_are_the_first_of_self_consistency(block: int) -> None:
     """It makes the same samples in the same order, and no more than the rule needs: told by a loop
@@ -117,33 +110,3 @@ def test_the_samples_are_the_first_of_self_consistency(block: int) -> None:
 def both(texts: list[str]) -> tuple[int, int]:
     counts = sorted(Counter(texts).values(), reverse=True)
     return counts[0], counts[1] if len(counts) > 1 else 0
-
-
-def test_on_an_engine_company_and_order_change_nothing() -> None:
-    search, questions = AdaptiveConsistency(n=6, block=2, max_tokens=5), ["1 + 1", "2 + 2", "3 + 3"]
-    engine = make_engine(context=160)
-    together = solve(search, problem=questions, engine=engine, extract=lambda text: text[:1])
-    assert engine.kv_bytes() == 0
-    for question, result in zip(questions, together, strict=True):
-        alone = solve(
-            search, problem=question, engine=make_engine(context=160), extract=lambda text: text[:1]
-        )
-        assert (alone.answer, [b.tokens for b in alone.branches]) == (
-            result.answer,
-            [b.tokens for b in result.branches],
-        )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rule": "entropy"}, "rule='entropy' is unknown"),
-        ({"confidence": 95}, "confidence=95 must be more than 0.5 and at most 1"),
-        ({"confidence": 0.5}, r"confidence=0\.5 must be more than 0\.5"),
-        ({"block": 0}, "block=0 must be at least 1"),
-        ({"rule": "window"}, "block=1 makes a window of one sample"),
-    ],
-)
-def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        AdaptiveConsistency(**settings)

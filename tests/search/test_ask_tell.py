@@ -292,11 +292,3 @@ def test_ratings_that_a_search_cannot_use_fail_it_with_a_reason() -> None:
     asking = ask_tell(ABMCTS(iterations=2), problem="q")
     asking.tell(asking.ask()[0], "x", score=7)
     assert "rates in [0, 1]" in str(ended(asking).error)
-
-
-def test_the_words_of_a_text_come_back_exactly() -> None:
-    tokenizer = WordTokenizer()
-    for text in ("", " ", "a  b,\n\n c).", "x = 3*4 - 2\t", "\u00e9t\u00e9 \u4e2d\u6587!"):
-        tokens = tokenizer.encode(text)
-        assert tokenizer.decode([*tokens, 0]) == text and WordTokenizer().encode(text) == tokens
-    assert len(tokenizer.encode("It is 12, or so...")) == 7

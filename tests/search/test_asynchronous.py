@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from search import BestOfN, Greedy, SelfConsistency, asolve, astream, solve, stream
+from search import Greedy, SelfConsistency, asolve, astream, solve, stream
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
-from ttc import InvalidInput
 from ttc.results import Progress
 from ttc.text.prompt import PromptTemplate
 
@@ -30,42 +29,6 @@ def test_asolve_gives_what_solve_gives() -> None:
     for one, other in zip(given, expected, strict=True):
         assert [b.tokens for b in one.branches] == [b.tokens for b in other.branches]
         assert one.answer == other.answer and one.stopped is None
-
-
-def test_an_error_reaches_the_task() -> None:
-    with pytest.raises(InvalidInput, match="beam_siz"):
-        asyncio.run(asolve(Greedy(), problem="q", engine=FakeBackend(), beam_siz=3))
-
-
-def test_a_task_that_is_cancelled_ends_its_search_within_a_pass() -> None:
-    engine = make_engine(context=8192)
-    passes, begun, cancelled = list[int](), threading.Event(), threading.Event()
-    forward = engine.runner.forward
-
-    def counted(tokens: Any, *rest: Any) -> Any:
-        passes.append(len(tokens))
-        if len(passes) == 5:
-            begun.set()
-            assert cancelled.wait(100)
-        return forward(tokens, *rest)
-
-    engine.runner.forward = counted  # type: ignore[method-assign]
-
-    async def left() -> int:
-        task = asyncio.create_task(asolve(LONG, problem="1", engine=engine, template=PLAIN))
-        assert await asyncio.to_thread(begun.wait, 100)
-        task.cancel()
-        await asyncio.sleep(0)  # the task hears of it
-        cancelled.set()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 100)
-        assert engine.kv_bytes() == 0
-        made = len(passes)
-        await asyncio.sleep(0.05)
-        return len(passes) - made
-
-    assert asyncio.run(left()) == 0 and len(passes) == 5
-    assert_nothing_left(engine, [])
 
 
 def test_a_task_that_is_cancelled_again_waits_for_its_search_too() -> None:
@@ -94,11 +57,6 @@ def test_a_task_that_is_cancelled_again_waits_for_its_search_too() -> None:
 
     asyncio.run(left())
     assert_nothing_left(engine, [])
-
-
-def test_a_cancel_that_cannot_be_asked_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="cancel=5 is of type int"):
-        asyncio.run(asolve(Greedy(), problem="q", engine=FakeBackend(), cancel=5))  # type: ignore[arg-type]
 
 
 def test_a_timeout_is_a_cancelled_task() -> None:
@@ -197,18 +155,3 @@ def test_each_token_is_told_as_it_comes() -> None:
                 last[node.id].text.startswith(node.text)
                 and last[node.id].token_ids[: node.tokens] == node.token_ids
             )
-
-
-def test_without_tokens_a_stream_tells_of_requests_alone() -> None:
-    kinds = {
-        event.did
-        for event in stream(
-            BestOfN(n=2, max_tokens=6), problem="1", engine=FakeBackend(), verifier=One()
-        )
-    }
-    assert kinds == {"expanded", "rated", "finished"}
-
-
-class One:
-    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-        return [[1.0] for _ in branches]

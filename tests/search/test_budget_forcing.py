@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from search import BudgetForcing, Result, solve
-from tests.helpers.engines import make_engine
 from tests.helpers.scripted import Scripted
-from ttc import Branch, InvalidInput
+from ttc import Branch
 
 
 class Thought(Scripted):
@@ -94,24 +91,3 @@ def test_a_full_context_ends_it_with_what_there_is() -> None:
 def test_an_end_that_cannot_be_taken_back_is_named() -> None:
     (result,) = solve(forcing(end_of_thinking="</t>"), problem=["q"], engine=Thought("a</t>"))
     assert result.error is not None and "drop='</t>' is more than the last token" in result.error
-
-
-def test_it_runs_on_an_engine() -> None:
-    engine = make_engine(context=300)
-    result = run(engine, forcing(thinking_tokens=12, answer_tokens=5, end_of_thinking="e"))
-    assert result.best is not None and result.error is None and engine.kv_bytes() == 0
-    assert result.usage.generated_tokens <= 12 + 5
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"waits": -1}, "waits=-1 must be at least 0"),
-        ({"thinking_tokens": 0}, "thinking_tokens=0"),
-        ({"wait": ""}, "wait is empty; give text"),
-        ({"end_of_thinking": 7}, "end_of_thinking=7 is of type int; give text or None"),
-    ],
-)
-def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        BudgetForcing(**wrong)

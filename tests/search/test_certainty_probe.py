@@ -100,15 +100,6 @@ def test_words_of_ones_own_can_ask() -> None:
         CertaintyProbe(suffix="")
 
 
-@pytest.mark.parametrize("most", [3, 5, 7, 11, 13, 40])
-def test_a_budget_that_ends_it_leaves_the_chain(most: int) -> None:
-    backend = dictated(["1}", "2}"] * 9)
-    result = solve(CertaintyProbe(every=4), problem="q", engine=backend, max_tokens=most)
-    assert result.stopped == "max_tokens" and result.usage.generated_tokens == most
-    (branch,) = result.branches
-    assert CHAIN.startswith(branch.text) and branch.text and not backend.live
-
-
 def watched(monkeypatch: pytest.MonkeyPatch, engine: Any) -> Callable[[], list[int]]:
     """The rows of each forward pass."""
     rows: list[int] = []

@@ -10,7 +10,6 @@ from search import DVTS, BestOfN, ComputeOptimal, SelfConsistency, solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import ByQuestion
 from tests.helpers.trees import HandMadeTree, searched
-from ttc import InvalidInput
 
 
 def test_the_mean_score_of_the_first_samples_picks_the_strategy() -> None:
@@ -68,25 +67,3 @@ def test_a_budget_that_is_spent_leaves_the_first_samples_to_choose_from() -> Non
         search, problem="q 0.5", engine=FakeBackend("12"), verifier=ByQuestion(), max_tokens=8
     )
     assert result.stopped == "max_tokens" and result.best is not None and result.best.score == 0.5
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "strategies must hold a search for each bin"),
-        ({"strategies": ("best_of_n",)}, "strategies must hold a search"),
-        (
-            {"strategies": (BestOfN(), BestOfN()), "edges": ()},
-            r"edges=\[\] must be 1 ascending scores",
-        ),
-        (
-            {"strategies": (BestOfN(),) * 3, "edges": (0.5, 0.1)},
-            r"edges=\[0\.5, 0\.1\] must be 2 ascending",
-        ),
-    ],
-)
-def test_a_table_that_does_not_fit_together_is_named(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        ComputeOptimal(**settings)

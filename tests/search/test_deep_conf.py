@@ -9,12 +9,8 @@ import pytest
 from hydra.utils import instantiate
 
 from search import DeepConf, solve
-from search.deep_conf import confidences
-from search.selection import trace_confidence
-from tests.helpers.backends import Dictated, FakeBackend
+from tests.helpers.backends import Dictated
 from tests.helpers.configurations import configuration
-from tests.helpers.engines import make_engine
-from ttc import InvalidInput
 
 
 def solved(search: DeepConf, texts: list[str], sure: list[list[float]], **options: Any) -> Any:
@@ -45,17 +41,6 @@ def test_offline_the_most_confident_share_votes_with_its_confidence(
     sure = [[1.0], [2.0], [3.5], [3.0], [3.2], [4.0]]
     result = solved(DeepConf(n=6, keep=keep, window=1), texts, sure)
     assert result.answer == answer and len(result.branches) == 6
-
-
-def test_each_measure_looks_at_its_own_part_of_a_sample() -> None:
-    """A high mean with one weak place, against a low mean without one, and against a strong end."""
-    texts = ["111", "222", "333"]
-    sure = [[9.0, 1.0, 5.0], [4.0, 4.0, 4.0], [2.0, 2.0, 7.0]]
-    chosen = {}
-    for measure in ("mean", "lowest", "tail"):
-        search = DeepConf(n=3, keep=0.1, window=1, measure=measure)  # type: ignore[arg-type]
-        chosen[measure] = solved(search, texts, sure).answer
-    assert chosen == {"mean": "111", "lowest": "222", "tail": "333"}
 
 
 # ---------------------------------------------------------------- online
@@ -131,11 +116,6 @@ def test_agreement_counts_once_there_are_enough_votes() -> None:
     assert len(lengths(silent)) == 5  # a sample without an answer is no vote
 
 
-def test_without_a_consensus_the_whole_budget_is_spent() -> None:
-    result = solved(online(n=9, window=1, keep=1.0, consensus=None), ["8"] * 9, [[3.0]] * 9)
-    assert len(lengths(result)) == 9 and result.answer == "8"
-
-
 @pytest.mark.slow
 def test_the_defaults_are_the_published_ones_and_the_configurations_window_fits_its_texts() -> None:
     search = DeepConf(mode="online", max_tokens=64_000)
@@ -146,12 +126,6 @@ def test_the_defaults_are_the_published_ones_and_the_configurations_window_fits_
     assert free.consensus is None
 
 
-def test_a_block_keeps_the_order_of_its_samples() -> None:
-    texts = ["7", "8", "111111", "2", "3333", "4"]
-    result = solved(online(n=6, warmup=2, block=4, window=1, keep=1.0), texts, [[3.0] * 8] * 6)
-    assert [b.text for b in result.branches] == texts
-
-
 @pytest.mark.parametrize("most", [5, 17, 20, 23, 30])
 def test_a_budget_leaves_the_samples_that_are_done(most: int) -> None:
     texts = TEXTS[:4]
@@ -160,60 +134,3 @@ def test_a_budget_leaves_the_samples_that_are_done(most: int) -> None:
     assert (
         [b.text for b in result.branches] == [texts[0][:most]] if most < 8 else texts[: most // 8]
     )
-
-
-def test_on_an_engine_only_sure_samples_vote_and_company_changes_nothing() -> None:
-    search = DeepConf(
-        mode="online",
-        n=8,
-        warmup=3,
-        block=2,
-        max_tokens=9,
-        window=3,
-        step_tokens=2,
-        keep=0.5,
-        least_votes=2,
-    )
-    engine, questions = make_engine(context=160), ["1 + 1", "2 + 2"]
-    together = solve(
-        search, problem=questions, engine=engine, extract=lambda text: text[:1] or None
-    )
-    assert engine.kv_bytes() == 0
-    stopped = 0
-    for question, result in zip(questions, together, strict=True):
-        alone = solve(
-            search,
-            problem=question,
-            engine=make_engine(context=160),
-            extract=lambda text: text[:1] or None,
-        )
-        assert [b.tokens for b in alone.branches] == [b.tokens for b in result.branches]
-        assert alone.answer == result.answer
-        lowest = [trace_confidence(confidences(b), "lowest", 3) for b in result.branches]
-        assert lowest and all(len(confidences(b)) == len(b.generated) for b in result.branches)
-        stopped += sum(n < 9 for n in lengths(result).values())
-    assert stopped  # some did not grow to their end
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"mode": "online", "window": 300}, "window=300 is longer than max_tokens=256"),
-        ({"mode": "online"}, "window=2048 is longer than max_tokens=256.* as window=32"),
-        ({"least_votes": 0}, "least_votes=0 must be at least 1"),
-        ({"consensus": 0}, "consensus=0 must be more than 0"),
-        ({"mode": "online", "measure": "tail", "window": 8}, "measure=tail is for mode=offline"),
-        ({"mode": "on"}, "mode='on' is unknown; use one of offline, online"),
-        ({"keep": 0}, "keep=0 must be more than 0"),
-        ({"measure": "min"}, "measure='min' is unknown"),
-        ({"warmup": 0}, "warmup=0 must be at least 1"),
-    ],
-)
-def test_settings_that_cannot_work_are_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        DeepConf(**settings)
-
-
-def test_a_backend_without_statistics_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"FakeBackend\.generate offers no statistics"):
-        solve(DeepConf(n=2), problem="q", engine=FakeBackend())

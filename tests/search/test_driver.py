@@ -264,13 +264,6 @@ def test_the_call_budget_ends_where_a_shorter_search_does(
     assert len(backend.calls) == calls
 
 
-def test_one_budget_per_problem(backend: Any) -> None:
-    results = solve(
-        Greedy(max_tokens=8), engine=backend, problem=list("abcd"), max_tokens=8, max_calls=1
-    )
-    assert [(r.error, r.stopped) for r in results] == [(None, None)] * 4
-
-
 # ---------------------------------------------------------------- beam search
 
 
@@ -451,24 +444,6 @@ def test_votes_against_a_reference(pairs: list[tuple[str, int]]) -> None:
         assert (None if answer is None else same.get(answer, answer)) == (
             max(totals, key=totals.get, default=None)
         )
-
-
-def test_weighted_self_consistency_sums_the_scores(backend: Any) -> None:
-    search = SelfConsistency(n=30, max_tokens=2, weighted=True)
-    result = solve(
-        search,
-        engine=backend,
-        verifier=StepLength(),
-        problem="q",
-        extract=lambda text: text[:1].strip(","),
-        seed=1,
-    )
-    totals: dict[str, float] = {}
-    for branch in sorted(result.branches, key=lambda b: b.path):
-        if branch.text[0] != ",":
-            weight = 1 / (1 + math.exp(-branch.score))  # as some scores lie above 1
-            totals[branch.text[0]] = totals.get(branch.text[0], 0.0) + weight
-    assert result.answer == max(totals, key=totals.get)
 
 
 # ---------------------------------------------------------------- refusals

@@ -54,15 +54,6 @@ def test_best_of_8_pays_no_limit_where_all_thoughts_loop(words: str) -> None:
         assert (branch.prompt_length + branch.thinking_tokens) % 16 == 0
 
 
-def test_without_it_the_limit_is_written_to_the_last_token() -> None:
-    long, short = (
-        solved(Greedy(thinking_tokens=LIMIT, max_tokens=20, stop_loops=on)) for on in (False, None)
-    )
-    assert long.best.thinking_tokens == LIMIT and long.best.thought_closed == "limit"
-    assert long.best.thought.startswith(short.best.thought)
-    assert long.answer == short.answer == "7"
-
-
 PARTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({}, {"max_rows": 1}),
@@ -130,11 +121,6 @@ def test_the_limit_counts_what_was_thought_before_it_was_closed() -> None:
     assert result.usage.generated_tokens == 60
     off = solved(Greedy(thinking_tokens=None, max_tokens=60, stop_loops=False))
     assert off.best.thought_closed is None and off.best.thinking_tokens == 60
-
-
-def test_models_without_thoughts_are_left_alone_unless_it_is_asked_for() -> None:
-    whole = solved(Greedy(max_tokens=LIMIT), circler(PLAIN))
-    assert whole.best.finish_reason is None and whole.usage.generated_tokens == LIMIT
 
 
 @pytest.mark.few(5)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import MCTS, Problem, Result, solve
+from search import MCTS, Result, solve
 from search.mcts import puct, uct
 from tests.helpers.scripted import Scores, Scripted
 from tests.helpers.tiers import examples
-from ttc import Branch, InvalidInput
+from ttc import Branch
 from ttc.sampling import random_key
 
 STEP, ROLLOUT = 2, 5
@@ -88,17 +88,6 @@ def test_puct_has_alphazeros_constants() -> None:
 
 
 # ---------------------------------------------------------------- the search
-
-
-def test_children_that_were_never_visited_come_first_in_order() -> None:
-    scores = {"a": 0.1, "b": 0.9, "aa": 0.2, "ba": 0.8, "bb": 0.7, "baa": 0.8}
-    assert states(run(small(iterations=1), scores, Tree())) == [""]  # and a is visited
-    assert states(run(small(iterations=2), scores, Tree())) == ["", "bx"]  # b was not visited yet
-    # b: 0.8 + sqrt(2 ln 3) against a: 0.1 + sqrt(2 ln 3); under b, ba was visited and bb was not
-    assert states(run(small(iterations=3), scores, Tree())) == ["", "bx", "bxbx"]
-    # bb's first child rates 0, so b: 0.4 + sqrt(2 ln 4 / 2) = 1.58 against a: 0.1 + sqrt(2 ln 4) =
-    # 1.77
-    assert states(run(small(iterations=4), scores, Tree())) == ["", "bx", "bxbx", "ax"]
 
 
 def reference(search: MCTS, scores: Any, ends: Any, priors: Any) -> list[str]:
@@ -219,17 +208,6 @@ def test_equal_children_are_one_and_share_no_prior() -> None:
     assert len(result.branches) == 2
 
 
-def test_puct_prefers_what_the_model_finds_likely() -> None:
-    def logprob(text: str) -> float:
-        return math.log(0.9 if text.startswith("a") else 0.1)
-
-    result = run(
-        small(iterations=2, rule="puct"), {"a": 0.5, "b": 0.5, "aa": 0.5}, Tree(logprob=logprob)
-    )
-    assert states(result) == ["", "ax"]  # twice the same way
-    assert states(run(small(iterations=2, rule="puct"), {"a": 0.5, "b": 0.5}, Tree())) == ["", "bx"]
-
-
 # ---------------------------------------------------------------- answers
 
 
@@ -250,20 +228,6 @@ def test_three_ways_to_answer() -> None:
     assert answer("most_visited") == "bxa0 B"
 
 
-def test_the_gold_answer_changes_nothing() -> None:
-    def tree(gold: str | None) -> Any:
-        problem = Problem("q", "1", gold)
-        found = solve(
-            small(iterations=5),
-            problem=problem,
-            engine=Tree(),
-            verifier=Scores(lambda b: len(b.text) / 9),
-        )
-        return found.tree, found.answer
-
-    assert tree(None) == tree("ax")
-
-
 def test_a_budget_ends_it_with_the_best_so_far() -> None:
     scores = {"ayyyy": 0.3, "bayyyy": 0.9}
     search = small(iterations=9, rollout=True)
@@ -275,17 +239,3 @@ def test_a_budget_ends_it_with_the_best_so_far() -> None:
         assert result.stopped == "max_tokens" or result.usage.generated_tokens == most
         if most >= 4 + 5 + 4 + 5:
             assert result.best.score == 0.9
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"iterations": 0}, "iterations=0 must be"),
-        ({"rule": "ucb"}, "rule='ucb' is unknown; is it uct. use one of uct, puct"),
-        ({"answer": "best"}, "answer='best' is unknown"),
-        ({"exploration": -1}, "exploration=-1 must be"),
-    ],
-)
-def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        MCTS(**wrong)

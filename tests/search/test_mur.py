@@ -10,7 +10,7 @@ import pytest
 from search import MUR, solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.scripted import Scores
-from ttc import Branch, InvalidInput
+from ttc import Branch
 from ttc.results import Node, Result
 from ttc.sampling import random_key
 
@@ -73,10 +73,3 @@ def test_the_rate_decides_how_many_are() -> None:
         result = solve(search, problem="q", engine=backend, verifier=Scores(score))
         counts.append(check(result, search))
     assert counts[0] == 0 < counts[1] <= counts[2] == 5
-
-
-def test_settings_that_are_none_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="scaling_rate=0 must be more than 0"):
-        MUR(scaling_rate=0)
-    with pytest.raises(InvalidInput, match="momentum_rate=2 must be from 0 to 1"):
-        MUR(momentum_rate=2)

@@ -17,7 +17,7 @@ from search.admission import PROBLEMS, ProblemAdmission
 from search.base import Case, SearchSteps
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
-from tests.helpers.ownership import Cancelled, assert_nothing_left
+from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.searches import exactly
 from tests.helpers.tiers import examples
 from ttc import (
@@ -260,27 +260,6 @@ def test_those_who_wait_at_the_same_token_are_rated_together() -> None:
     assert sizes == [6]
 
 
-@pytest.mark.slow
-def test_an_interrupt_in_any_token_frees_everything() -> None:
-    for kind in range(len(ENGINES)):
-        for at in (2, 5, 9):
-            engine = make_engine(context=160, **ENGINES[kind])
-            forward, calls = engine.runner.forward, iter(range(1000))
-
-            def stopped(
-                *args: Any, forward: Any = forward, calls: Any = calls, at: int = at
-            ) -> Any:
-                if next(calls) == at:
-                    raise Cancelled
-                return forward(*args)
-
-            engine.runner.forward = stopped  # type: ignore[method-assign]
-            with pytest.raises(Cancelled):
-                solved(SEARCHES[3], engine, QUESTIONS, (), ())
-            engine.runner.forward = forward  # type: ignore[method-assign]
-            assert_nothing_left(engine, [])
-
-
 # ---------------------------------------------------------------- room
 
 
@@ -351,21 +330,6 @@ def test_what_is_given_is_the_most() -> None:
         ProblemAdmission.of(backend, None, None).concurrency,
         ProblemAdmission.of(backend, 4, None).concurrency,
     ) == (PROBLEMS, 4)
-
-
-def test_memory_is_not_asked_where_nobody_waits() -> None:
-    class Asked(Batch):
-        calls = 0
-
-        def fits(self, tokens: int, states: int) -> float:
-            self.calls += 1
-            return super().fits(tokens, states)
-
-    batch = Asked(1000.0)
-    admission = ProblemAdmission(batch, None, None)
-    admission.note_expansion(1, 10, 10)
-    assert [admission.count(active, 0) for active in range(3)] == [0, 0, 0] and not batch.calls
-    assert admission.count(1, 1) == 1 and batch.calls == 1
 
 
 def test_memory_says_how_many_tokens_it_holds() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from search import PhiDecoding, solve
-from search.phi_decoding import Chain, clusters, softmax, tf_idf
+from search.phi_decoding import Chain, clusters, tf_idf
 from tests.helpers.backends import FakeBackend
 from ttc import Branch
 from ttc.results import Node
@@ -139,7 +139,3 @@ def test_texts_that_are_alike_are_in_one_cluster(seed: int) -> None:
     assert labels[0] == labels[2]
     assert len(set(clusters(texts, 9, np.random.default_rng(seed)))) == 3  # no more than texts
     assert clusters(["", ""], 2, np.random.default_rng(seed)) == [0, 0]
-
-
-def test_large_values_have_a_softmax_too() -> None:
-    assert softmax([1000.0, 1000.0]).tolist() == [0.5, 0.5]

@@ -95,15 +95,6 @@ def test_steps_of_a_search_and_what_a_verifier_reads_leave_it_out() -> None:
     assert seen[-1] == " 5\n" and (result.best.text, result.answer) == (" 5\n", "5")
 
 
-def test_an_end_of_the_users_own_stays_in_the_text_as_it_did() -> None:
-    result = solve(LONG, problem="2 + 3?", engine=local(), template=PLAIN, end=["5\n"])
-    assert (
-        result.best is not None
-        and result.best.text == " 5\n"
-        and result.best.finish_reason == "end"
-    )
-
-
 def test_a_text_that_was_given_does_not_end_an_answer() -> None:
     class Given(Search):
         needs_verifier = False  # type: ignore[assignment]

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,10 +56,6 @@ def test_ties_go_to_the_answer_that_was_found_first() -> None:
     assert borda(samples(["8", "7"], self_certainty=[1.0, 1.0])) == 0
 
 
-def test_the_place_is_that_of_the_best_scored_sample_with_the_answer() -> None:
-    assert majority(samples(["7", "8", "7.0", "8", "7"], score=[0.1, 0.9, 0.4, 0.3, 0.4])) == 2
-
-
 def sigmoid(score: float) -> float:
     return 1 / (1 + math.exp(-score))
 
@@ -77,11 +72,6 @@ def test_probabilities_weigh_as_they_are_and_logits_their_sigmoid() -> None:
         [0.5 + 0.5 * sigmoid(1.5), 0.4 + 0.5 * sigmoid(0.8), 0.0]
     )
     assert weighted_majority(samples(["7", "8", "7"], score=[0.1, 0.9, 0.2])) == 1
-
-
-def test_the_lowest_of_raw_scores_still_has_a_vote() -> None:
-    assert weighted_majority(samples(["7", "8", "8", "8"], score=[-2.9, -3.0, -3.0, -3.0])) == 1
-    assert weighted_majority(samples(["7", "8", "8", "8"], score=[12.0, 4.0, 4.0, 4.0])) == 1
 
 
 @given(
@@ -263,24 +253,6 @@ def test_a_rule_that_does_not_draw_is_sure() -> None:
     }
     assert all(sum(row) == pytest.approx(1) for row in chosen.values())
     assert {rule.name: sum(rule.chances([])) for rule in all_rules()} == dict.fromkeys(chosen, 0)
-
-
-@given(
-    st.lists(st.sampled_from(["1", "2", "3", None]), max_size=9), st.randoms(use_true_random=False)
-)
-def test_what_has_no_vote_changes_nothing(answers: list[str | None], random: Any) -> None:
-    """Samples without an answer may be put anywhere among the others."""
-    columns = {
-        "score": [random.random() for _ in answers],
-        "confidences": [[random.random()] for _ in answers],
-    }
-    found = samples(answers, **columns)
-    valid = [sample for sample in found if sample.answer is not None]
-    for rule in (majority, weighted_majority, confidence_vote, partial(confidence_vote, keep=0.5)):
-        with_others, alone = rule(found), rule(valid)
-        assert (with_others is None) == (alone is None)
-        if with_others is not None and alone is not None:
-            assert found[with_others] is valid[alone]
 
 
 def test_a_sample_is_read_from_a_record() -> None:

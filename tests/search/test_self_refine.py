@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from search import Result, SelfRefine, solve
-from tests.helpers.engines import make_engine
 from tests.helpers.scripted import Scripted
-from ttc import Branch, InvalidInput
+from ttc import Branch
 
 FEEDBACK, REWRITE = "Right?", "Rewrite."
 
@@ -82,20 +81,3 @@ def test_only_one_branch_and_its_answer_are_held() -> None:
     backend = Talk(*"1a2b3c4")
     run(backend)
     assert max(map(len, backend.held)) == 3
-
-
-def test_it_runs_on_an_engine() -> None:
-    engine = make_engine(context=300)
-    result = run(
-        engine,
-        SelfRefine(max_tokens=5, feedback_tokens=4, attempts=3, feedback="Ok?", rewrite="Again."),
-    )
-    assert len(result.branches) == 1 and engine.kv_bytes() == 0
-    assert result.usage.generated_tokens <= 3 * 5 + 2 * 4
-
-
-@pytest.mark.parametrize("name", ["feedback", "rewrite", "done"])
-def test_an_empty_text_is_refused(name: str) -> None:
-    wrong: dict[str, Any] = {name: ""}
-    with pytest.raises(InvalidInput, match=f"{name} is empty; give text"):
-        SelfRefine(**wrong)

@@ -15,7 +15,6 @@ from search import (
     BestOfN,
     BudgetForcing,
     CertaintyProbe,
-    DeepConf,
     Greedy,
     Revision,
     SelfConsistency,
@@ -76,11 +75,6 @@ def test_a_thought_has_no_vote(search: Any) -> None:
     assert [branch.answer_text for branch in result.branches] == ["The answer is 4.", None, None]
 
 
-def test_without_marks_the_whole_text_votes_as_before() -> None:
-    assert solved(SelfConsistency(n=3), UNDECIDED, thinking_marks=False).answer == "3"
-    assert solve(SelfConsistency(n=3), problem="q", engine=Dictated(UNDECIDED)).answer == "3"
-
-
 def test_marks_may_be_the_users_own() -> None:
     said = ["((The answer is 3.", "((The answer is 3.", "((hm))The answer is 4."]
     marks = ThinkingMarks("((", "))")
@@ -121,21 +115,6 @@ def test_a_text_that_still_thinks_never_wins_against_an_answer() -> None:
     """However well it is rated."""
     result = solved(BestOfN(n=3), UNDECIDED, verifier=Scores(lambda branch: -branch.path[0]))
     assert result.answer == "4" and result.best is not None and result.best.text != UNDECIDED[0]
-
-
-def test_deep_conf_leaves_thoughts_out() -> None:
-    class Sure(Thinking):
-        def generate(
-            self, branches: Sequence[Branch], *given: Any, statistics: bool = False, **options: Any
-        ) -> None:
-            super().generate(branches, *given, **options)
-            for branch in branches:
-                branch.top_k_logprobs[:] = [-9.0 if branch.path[0] < 2 else -1.0] * len(
-                    branch.generated
-                )
-
-    result = solve(DeepConf(n=3), problem="q", engine=Sure(UNDECIDED, R1))
-    assert result.answer == "4"
 
 
 def test_a_search_of_ones_own_may_read_texts_itself() -> None:
@@ -233,12 +212,6 @@ def test_a_probe_asks_in_the_thought_and_its_answer_counts() -> None:
     result = solved(CertaintyProbe(max_tokens=40, every=4), says)
     assert result.answer == "8" and result.best is not None
     assert result.best.answer_text == PROBE + "8}" and result.best.thought.startswith("maybe")
-
-
-def test_a_chain_that_only_thinks_has_no_answer() -> None:
-    said = "The answer is 3. No"
-    asks = CertaintyProbe(max_tokens=8, every=8, probe_tokens=1)
-    assert solved(asks, lambda branch: "" if PROBE in branch.text else said).answer is None
 
 
 def test_budget_forcing_takes_the_mark_of_the_model() -> None:
@@ -414,10 +387,6 @@ def stepped(thinking_step: Any, said: str, **settings: Any) -> list[str]:
 SAID = "One. Two?\n\nWait, 3\nor 4.\n\nSo.</think>4\nyes"
 
 
-def test_a_thought_is_one_step_with_the_answers_first_line_unless_it_is_parted() -> None:
-    assert stepped(None, SAID) == ["One. Two?\n\nWait, 3\nor 4.\n\nSo.</think>4\n", "yes"]
-
-
 def test_steps_inside_of_thoughts() -> None:
     answer = ["4\n", "yes"]
     paragraphs = ["One. Two?\n\n", "Wait, 3\nor 4.\n\n", "So.</think>"]
@@ -432,12 +401,6 @@ def test_steps_inside_of_thoughts() -> None:
 def test_a_parted_thought_is_closed_at_its_limit() -> None:
     steps = stepped(4, "0123456789", thinking_tokens=6, max_steps=2)
     assert steps == ["0123", "45</think>\n\nFinal Answer:"]
-
-
-def test_steps_of_thoughts_that_are_no_steps_are_refused() -> None:
-    for wrong in ("", 0, 2.5):
-        with pytest.raises(InvalidInput, match="thinking_step"):
-            BeamSearch(thinking_step=wrong)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- on and off

@@ -171,17 +171,6 @@ def test_every_attempt_of_a_search_stands_on_the_whole_chat(name: str) -> None:
     assert not backend.live
 
 
-def test_a_searchs_settings_may_keep_the_models_own_tokens() -> None:
-    words = plain_marks("qwen_3")
-    backend = Thinking(lambda branch: f"{THOUGHT}four", words)
-    result = revised(backend, PromptTemplate("{question}", keep_generated=True), attempts=2)
-    before = whole(words, QUESTION) + backend.encode(f"{THOUGHT}four")
-    after = backend.encode(
-        f"<|im_end|>\n<|im_start|>user\n{WORDS}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert sequences(result)[2] == before + after
-
-
 def test_answers_that_are_put_after_the_question_anew_are_part_of_the_whole_chat() -> None:
     words = plain_marks("qwen_3")
     says = [f"{THOUGHT}{answer}" for answer in ("four", "five", "six")]
@@ -339,19 +328,6 @@ def test_an_engine_answers_the_whole_chat_as_a_new_prompt(name: str) -> None:
     assert engine.kv_bytes() == 0
     assert any(
         node.start < len(nodes[node.parent]) for node in result.tree if node.parent is not None
-    )
-
-
-def test_what_the_whole_chat_shares_is_not_computed_again() -> None:
-    tokenizer = thinker(SWITCHED)
-    engine = random_engine(tokenizer)
-    question = "What is " + " + ".join(map(str, range(40))) + "?"
-    template = PromptTemplate("{question}", options={"enable_thinking": False})
-    result = solve(Asking(), problem=question, engine=engine, template=template)
-    prompts = sum(len(tokens) for tokens in sequences(result)[:1])
-    assert (
-        result.error is None
-        and result.usage.prompt_tokens + result.usage.recomputed_tokens < 2 * prompts
     )
 
 

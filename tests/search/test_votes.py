@@ -42,14 +42,6 @@ class Text:
 CANDIDATES = [Text(text, (place,)) for place, text in enumerate(VOTES)]
 
 
-def test_three_spellings_of_five_outvote_two_sevens() -> None:
-    """By their spelling alone each of the three would have one vote."""
-    best, answer = vote(CANDIDATES, MATH)
-    assert answer == "5 cm" and best is CANDIDATES[0]
-    # a function of one's own: by spelling
-    assert vote(CANDIDATES, lambda text: MATH(text))[1] == "7"
-
-
 @pytest.mark.parametrize(
     "search",
     [

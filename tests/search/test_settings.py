@@ -1,0 +1,58 @@
+"""Settings that fit no search are refused as it is made, by name and with the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search import (
+    DVTS,
+    AdaptiveConsistency,
+    BeamSearch,
+    BestOfN,
+    BudgetForcing,
+    CertaintyProbe,
+    ComputeOptimal,
+    DeepConf,
+    Greedy,
+    Revision,
+    Search,
+    SelfRefine,
+)
+from ttc import InvalidInput
+
+TWO, THREE = (BestOfN(),) * 2, (BestOfN(),) * 3
+WRONG: list[tuple[type[Search], dict[str, Any], str]] = [
+    (BestOfN, {"n": True}, "n=True is of type bool"),
+    (BestOfN, {"n": -1}, "n=-1 must be at least 1"),
+    (BestOfN, {"top_p": 0}, "top_p=0 must be more than 0"),
+    (BestOfN, {"temperature": float("nan")}, "temperature=nan must be at least 0"),
+    (Greedy, {"temperature": 0.7}, "temperature=0.7 samples.*best_of_n"),
+    (Greedy, {"thinking": "yes"}, "thinking='yes'"),
+    (Greedy, {"stop_loops": "auto"}, "stop_loops"),
+    (BeamSearch, {"aggregation": "first"}, "aggregation='first' is unknown; use one of min,"),
+    (BeamSearch, {"thinking_step": 2.5}, "thinking_step"),
+    (DVTS, {"thinking_step": ""}, "thinking_step"),
+    (AdaptiveConsistency, {"confidence": 0.5}, "confidence=0.5 must be more than 0.5"),
+    (AdaptiveConsistency, {"rule": "window"}, "block=1 makes a window of one sample"),
+    (BudgetForcing, {"wait": ""}, "wait is empty; give text"),
+    (BudgetForcing, {"end_of_thinking": 7}, "end_of_thinking=7 is of type int; give text or None"),
+    (CertaintyProbe, {"suffix": ""}, "suffix is empty"),
+    (Revision, {"feedback": "  "}, "feedback.*; give text"),
+    (SelfRefine, {"done": ""}, "done is empty; give text"),
+    (DeepConf, {"mode": "online"}, "window=2048 is longer than max_tokens=256.* as window=32"),
+    (DeepConf, {"mode": "online", "measure": "tail", "window": 8}, "is for mode=offline"),
+    (ComputeOptimal, {}, "strategies must hold a search for each bin"),
+    (ComputeOptimal, {"strategies": ("best_of_n",)}, "strategies must hold a search"),
+    (ComputeOptimal, {"strategies": TWO, "edges": ()}, r"edges=\[\] must be 1 ascending scores"),
+    (ComputeOptimal, {"strategies": THREE, "edges": (0.5, 0.1)}, "must be 2 ascending"),
+]
+
+
+@pytest.mark.parametrize(("search", "settings", "message"), WRONG)
+def test_what_does_not_fit_is_refused(
+    search: type[Search], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        search(**settings)

@@ -9,8 +9,6 @@ from torch import nn
 
 from ttc.errors import UnsupportedModel
 
-LARGE = 0.1
-"""The share of a layer's weights that a large matrix holds at least."""
 NUMBERS = ("layer_idx", "layer_id")
 """What attention and recurrent modules call the number of their layer."""
 
@@ -36,15 +34,6 @@ def layer_stacks(model: Any) -> list[list[nn.Module]]:
     """The lists of modules that hold attention layers, each from number 0 on, of a model with
     several such lists."""
     return [layers for layers in _lists(model) if _in_order(layers, len(layers))]
-
-
-def large_linears(layer: nn.Module) -> dict[str, nn.Linear]:
-    whole = sum(weight.numel() for weight in layer.parameters())
-    return {
-        name: module
-        for name, module in layer.named_modules()
-        if type(module) is nn.Linear and module.weight.numel() >= LARGE * whole
-    }
 
 
 def _lists(model: nn.Module) -> list[list[nn.Module]]:

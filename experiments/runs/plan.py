@@ -76,7 +76,6 @@ def table(options: Sequence[Any], planned: Any, model: str) -> Any:
         at_once = "as many problems at once as a run begins"
     for option in sorted(options, key=lambda option: float(f"{option.problem_s:.6g}")):
         number = "" if option.number is None else f" {option.number}"
-        number += f", helped {option.share:.0%}" if option.share else ""
         times = [
             f"{s * 1e3:.1f}" if option.feasible else "-" for s in (option.step_s, option.problem_s)
         ]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ttc.attention.plan import Plan
-from ttc.calibration.pace import Pace
 from ttc.engine import Engine
 from ttc.memory.kv import LayerShape
 from ttc.memory.link import NOWHERE
@@ -63,14 +62,10 @@ class DryRunner:
     """Stands for the runner of a model: it reads and writes what a plan makes a pass read and
     write, and computes nothing."""
 
-    def __init__(
-        self, like: Any, shapes: Sequence[LayerShape], script: Script | None, pace: Pace | None
-    ):
+    def __init__(self, like: Any, shapes: Sequence[LayerShape], script: Script | None):
         self.like = like
         self.shapes = tuple(shapes)
         self.script = script
-        self.pace = pace
-        self.decoding_s = 0.0
         self.engine: Engine | None = None
         self.vocabulary = like.model.config.get_text_config().vocab_size
 
@@ -89,11 +84,8 @@ class DryRunner:
         for batch in plan.states:
             batch.tensors = batch.tensors or self.engine.memory.states.zeros(len(batch.rows))
         logits = torch.zeros(len(tokens if keep is None else keep), self.vocabulary)
-        branches = decoding(self.engine, plan)
-        if branches and self.pace is not None:
-            self.decoding_s += self.pace.pass_s(plan)
         if self.script is not None:
-            for row, branch in enumerate(branches):
+            for row, branch in enumerate(decoding(self.engine, plan)):
                 logits[row, self.script[branch.key][len(branch.tokens)]] = CERTAIN
         return logits
 
@@ -118,21 +110,19 @@ class DryRunner:
 @dataclass(frozen=True)
 class Moved:
     """What a run moves and takes. to_device, to_host: bytes over the link by cause. device_bytes,
-    host_bytes: of KV in each tier at its peak. decoding_s: what its decoding takes, 0 where nobody
-    said how fast the machine is."""
+    host_bytes: of KV in each tier at its peak."""
 
     to_device: Counter[str]
     to_host: Counter[str]
     device_bytes: int
     host_bytes: int
-    decoding_s: float = field(default=0.0, compare=False)
 
     @classmethod
-    def of(cls, engine: Engine, decoding_s: float = 0.0) -> Moved:
+    def of(cls, engine: Engine) -> Moved:
         link = engine.memory.link
         peaks = engine.memory.device.peak_bytes, engine.memory.host.peak_bytes
         moved = Counter(link.to_device_bytes), Counter(link.to_host_bytes)
-        return cls(*moved, *peaks, decoding_s)
+        return cls(*moved, *peaks)
 
 
 def dry_run(
@@ -140,19 +130,16 @@ def dry_run(
     search: Callable[[Engine], object],
     like: Engine,
     script: Script | None = None,
-    pace: Pace | None = None,
 ) -> Moved:
     """What a search moves under a policy. like: an engine of the same model, which is not run.
     script: see above; `BranchRecorder` makes one. None: what is drawn is left to chance, as before
-    a run.
-    pace: how fast the machine is.
-    """
+    a run."""
     shapes = like.residency.memory.shapes
     if policy.regenerates and not any(shape.input_dim for shape in shapes):
         from ttc.model.running.regeneration import Regeneration
 
         shapes = Regeneration(like.model, like.runner.shapes).shapes
-    runner = DryRunner(like.runner, shapes, script, pace)
+    runner = DryRunner(like.runner, shapes, script)
     runtime = like.runtime
     engine = Engine(
         like.model,
@@ -166,5 +153,4 @@ def dry_run(
     )
     runner.engine = engine
     search(engine)
-    seconds = 0.0 if pace is None else runner.decoding_s + pace.steps_s(engine, runner.decoding_s)
-    return Moved.of(engine, seconds)
+    return Moved.of(engine)

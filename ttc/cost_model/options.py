@@ -10,14 +10,12 @@ counted: they are much the same for all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
 
-from ttc.checks import check_known
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
-from ttc.cost_model.idle_link import HelpedStage
-from ttc.cost_model.policies import POLICIES, Cache, Policy, Steps, Traffic
+from ttc.cost_model.policies import POLICIES, Cache, Steps, Traffic
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
 from ttc.cost_model.unit import Pass, Unit, held_bytes
@@ -26,10 +24,6 @@ from ttc.tree.branch import MOST_ROWS
 
 PLACEMENTS = ("resident", "split", "streamed")
 HOST_TOO_SMALL = "the host is too small"
-STATES_AWAY = ("headwise", "capture")
-"""The policies that keep recurrent states on the host, whatever room the device has."""
-STATES_ALONE = Policy(lambda _: 0, "", lambda *_: Traffic())
-"""Any policy for a model that keeps recurrent states alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,43 +31,34 @@ class Machine:
     """What a plan knows of a machine.
 
     compiled: the device as it runs models whose weights are all there. modules: the device with the
-    model's own modules, which run where weights are placed. host: the host's processor as it runs
-    the layers of a split.
-    host_modules: the same where the device helps, as modules run then; None where it is like
-    `host`. plain: the device with modules whose weights are not packed, as those that stream; None
-    where it is like `modules`. device_bytes,
-    host_bytes: what weights and KV may take together, None for no limit. kv_bytes: of KV, what a
-    run counts on where its policy has no budget, or moves KV to the host. one_processor: whether
-    host and device are the same one, so that neither helps the other.
+    model's own modules, which run where weights are placed. host: the host's processor.
+    device_bytes, host_bytes: what weights and KV may take together, None for no limit. kv_bytes: of
+    KV, what a run counts on where its policy has no budget, or moves KV to the host.
     """
 
     compiled: DeviceProfile
     modules: DeviceProfile
     host: DeviceProfile
     link: LinkProfile
-    host_modules: DeviceProfile | None = None
-    plain: DeviceProfile | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
     kv_bytes: float = inf
-    one_processor: bool = False
 
 
 @dataclass(frozen=True)
 class WeightLayout:
     """Where weights lie. number: k of a split, or how many of the first layers stay on the device
     when the others are streamed; None where all stay. host, device: the units that run there.
-    streamed: how many of the last layers come over the link in every pass. weight_bytes: on the
-    device, buffers included, and on the host. share: of the large linear layers on the host, what
-    the device computes."""
+    streamed: how many of the last layers come over the link in every pass. device_bytes,
+    host_bytes: of weights, buffers included."""
 
     placement: str
-    number: int | None
-    host: Sequence[Unit]
     device: Sequence[Unit]
-    streamed: int
-    weight_bytes: tuple[int, int]
-    share: float = 0.0
+    device_bytes: int
+    host_bytes: int = 0
+    number: int | None = None
+    host: Sequence[Unit] = ()
+    streamed: int = 0
 
     @property
     def blocks(self) -> list[Unit]:
@@ -86,7 +71,7 @@ class Option:
     """One way to run a search. step_s: what a step of all problems under way takes; infinite for a
     way that is not possible, for the `reason`. problems: how many these are.
 
-    number, share: see `WeightLayout`. weight_bytes: of the device's bytes, those of weights.
+    number: see `WeightLayout`. weight_bytes: of the device's bytes, those of weights.
     device_bytes, host_bytes: what is used of each in the end; of a way that does not fit, what it
     needs at least. link_bytes: what crosses to the device in a step.
     """
@@ -94,7 +79,6 @@ class Option:
     placement: str
     memory: str
     number: int | None = None
-    share: float = 0.0
     problems: int = 1
     step_s: float = inf
     weight_bytes: int = 0
@@ -115,38 +99,31 @@ class Option:
 
 def options(
     units: Sequence[Unit],
-    kv_heads: int,
     machine: Machine,
     search: Steps,
     placements: Sequence[str] = PLACEMENTS,
     number: int | None = None,
-    share: float | None = None,
     problems: int | None = 1,
 ) -> list[Option]:
     """Every combination of a placement and a memory policy, in the order of their names.
 
-    A split has the number of units on the host and the share that the device helps with, and
-    streaming the number of layers that stay, with which a step is fastest. placements, number,
-    share: those that are asked about. problems: how many searches like this are under way, None for
-    as many as a run would begin. Raises InvalidInput for an unknown name.
+    A split has the number of units on the host, and streaming the number of layers that stay, with
+    which a step is fastest. placements, number: those that are asked about. problems: how many
+    searches like this are under way, None for as many as a run would begin.
     """
-    for name in placements:
-        check_known(name, PLACEMENTS, f"placement={name!r} is unknown")
     ways = list[Option]()
-    usual = search.times(problems or max(1, MOST_ROWS // search.branches))
     for placement in placements:
-        layouts = list(_layouts(placement, units, machine, usual, share))
-        if number is not None:
-            layouts = [layout for layout in layouts if layout.number == number]
+        layouts = [
+            layout
+            for layout in _layouts(placement, units)
+            if number is None or layout.number == number
+        ]
         for memory in POLICIES:
             alike = [
-                _with_problems(layout, memory, kv_heads, machine, search, problems)
-                for layout in layouts
+                _with_problems(layout, memory, machine, search, problems) for layout in layouts
             ]
-            if alike:
-                ways.append(_fastest(alike))
-            else:
-                ways.append(Option(placement=placement, memory=memory, reason="too few layers"))
+            none = Option(placement=placement, memory=memory, reason="too few layers")
+            ways.append(_fastest(alike) if alike else none)
     return ways
 
 
@@ -186,31 +163,23 @@ def _lack(option: Option) -> tuple[bool, float]:
 # ---------------------------------------------------------------- where weights lie
 
 
-def _layouts(
-    placement: str, units: Sequence[Unit], machine: Machine, search: Steps, share: float | None
-) -> Iterator[WeightLayout]:
+def _layouts(placement: str, units: Sequence[Unit]) -> Iterator[WeightLayout]:
     """The ways to place the weights. Two buffers hold as much as two layers, so three are streamed
     at least."""
-    layers = sum(unit.is_block for unit in units)
-    sizes = [unit.param_bytes for unit in units]
+    blocks = [unit.param_bytes for unit in units if unit.is_block]
+    layers, whole = len(blocks), sum(unit.param_bytes for unit in units)
     if placement == "resident":
-        yield WeightLayout(placement, None, (), units, 0, (sum(sizes), 0))
+        yield WeightLayout(placement, units, whole)
     elif placement == "split":
         for k in range(1, layers + 1):
-            host = held_bytes(units[:k])
-            stage = _helped(units[:k], units[k:], machine, search.work_of(search.branches))
-            largest = 0.0 if machine.one_processor else stage.best_share(inf)
-            for part in sorted({0.0, largest / 2, largest}) if share is None else [share]:
-                weights = sum(sizes[k:]) + ceil(part * stage.buffer_bytes), host
-                yield WeightLayout(placement, k, units[:k], units[k:], 0, weights, part)
+            there = sum(unit.param_bytes for unit in units[k:])
+            yield WeightLayout(placement, units[k:], there, held_bytes(units[:k]), k, units[:k])
     else:
-        of_layers = [unit.param_bytes for unit in units if unit.is_block]
-        buffers = BUFFERS * max(of_layers)
         for kept in range(layers - BUFFERS):
             streamed = layers - kept
-            away = sum(of_layers) * streamed // layers
-            weights = sum(sizes) - away + buffers, away
-            yield WeightLayout(placement, kept, (), units, streamed, weights)
+            away = sum(blocks) * streamed // layers
+            there = whole - away + BUFFERS * max(blocks)
+            yield WeightLayout(placement, units, there, away, kept, streamed=streamed)
 
 
 def _begun(layout: WeightLayout, memory: str, machine: Machine, search: Steps) -> int:
@@ -222,146 +191,90 @@ def _begun(layout: WeightLayout, memory: str, machine: Machine, search: Steps) -
     needed = sum(tokens * unit.kv_token_bytes + states * unit.state_bytes for unit in layout.device)
     has = machine.kv_bytes
     if memory == "resident" and machine.device_bytes is not None:
-        has = machine.device_bytes - layout.weight_bytes[0]
+        has = machine.device_bytes - layout.device_bytes
     fitting = has / 2 // needed if needed else inf
     return int(max(1, min(MOST_ROWS // search.branches, fitting)))
 
 
 def _with_problems(
-    layout: WeightLayout,
-    memory: str,
-    kv_heads: int,
-    machine: Machine,
-    search: Steps,
-    problems: int | None,
+    layout: WeightLayout, memory: str, machine: Machine, search: Steps, problems: int | None
 ) -> Option:
     """The way with so many problems; with None, those that a run begins, or fewer where they cannot
     all be ended."""
     count = _begun(layout, memory, machine, search) if problems is None else problems
-    option = _option(layout, memory, kv_heads, machine, search.times(count))
+    option = _option(layout, memory, machine, search.times(count))
     while problems is None and count > 1 and not option.feasible:
         count //= 2
-        option = _option(layout, memory, kv_heads, machine, search.times(count))
+        option = _option(layout, memory, machine, search.times(count))
     return option
 
 
-def _option(
-    layout: WeightLayout, memory: str, kv_heads: int, machine: Machine, search: Steps
-) -> Option:
+def _option(layout: WeightLayout, memory: str, machine: Machine, search: Steps) -> Option:
     policy = POLICIES[memory]
-    rates = _rates(layout, policy, machine)
-    weights, host_weights = layout.weight_bytes
-    streamed_bytes = host_weights // layout.streamed if layout.streamed else 0
-    state = sum(unit.state_bytes for unit in layout.device)
-    host_state = sum(unit.state_bytes for unit in layout.host)
-    attending = [block for block in layout.blocks if block.kv_elements]
-    cache = Cache(attending, search, kv_heads, rates, machine.link, streamed_bytes)
-
+    cache = Cache([block for block in layout.blocks if block.kv_elements], search)
     option = partial(
         Option,
         placement=layout.placement,
         memory=memory,
         number=layout.number,
-        share=layout.share,
         problems=search.problems,
     )
-
-    def not_possible(reason: str, device_bytes: float = 0, host_bytes: float = 0) -> Option:
-        return option(reason=reason, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes))
-
-    if not cache.blocks:
-        if memory != "resident" and (memory == "capture" or not state):
-            return not_possible("there is no KV")
-        policy = STATES_ALONE
-    if memory == "capture" and cache.act_bytes >= cache.layer_bytes:
-        return not_possible(
-            f"an ACT block is no smaller ({cache.act_bytes:,} bytes, KV {cache.layer_bytes:,})"
-        )
-    tokens = search.kv_tokens + search.branches * search.step_tokens
-    fixed = tokens * sum(unit.kv_token_bytes for unit in layout.host)
-    fixed += host_weights + kept_states(search) * host_state
-    room = inf if machine.device_bytes is None else machine.device_bytes - weights
+    if not cache.blocks and memory != "resident":
+        return option(reason="there is no KV")
+    tokens, states = search.kv_tokens + search.branches * search.step_tokens, kept_states(search)
+    host_bytes = layout.host_bytes + sum(
+        tokens * unit.kv_token_bytes + states * unit.state_bytes for unit in layout.host
+    )
+    fixed = layout.device_bytes + states * sum(unit.state_bytes for unit in layout.device)
+    room = inf if machine.device_bytes is None else machine.device_bytes - fixed
     least = policy.least(cache)
-    states = kept_states(search) * state
-    at_once = search.branches
-    away = memory != "resident" and state and (memory in STATES_AWAY or room < states + least)
-    # those of segments' ends lie on the host, and come for as many branches as there is room for
-    if away:
-        at_once = at_once if room == inf else min(at_once, max(1, int((room - least) // state)))
-        states = at_once * state
-    room -= states
     if room < least:
         reason = "weights do not fit" if room < 0 else policy.lacks
-        return not_possible(reason, weights + states + least, fixed)
+        return option(reason=reason, device_bytes=ceil(fixed + least), host_bytes=host_bytes)
     traffic = policy.traffic(cache, room)
-    if away:
-        traffic = replace(
-            traffic,
-            rounds=max(traffic.rounds, ceil(search.branches / at_once)),
-            step_bytes=traffic.step_bytes + search.branches * state,
-            host_bytes=traffic.host_bytes + (search.branches + search.problems) * state,
-        )
-    device_bytes = weights + states + traffic.device_bytes
-    host_bytes = fixed + traffic.host_bytes
+    option = partial(
+        option,
+        device_bytes=ceil(fixed + traffic.device_bytes),
+        host_bytes=(host_bytes := ceil(host_bytes + traffic.host_bytes)),
+    )
     if machine.host_bytes is not None and host_bytes > machine.host_bytes:
-        return not_possible(HOST_TOO_SMALL, device_bytes, host_bytes)
+        return option(reason=HOST_TOO_SMALL)
     return option(
-        step_s=_step_s(layout, traffic, rates, machine, search),
-        weight_bytes=weights,
-        device_bytes=ceil(device_bytes),
-        host_bytes=ceil(host_bytes),
+        step_s=_step_s(layout, traffic, machine, search),
+        weight_bytes=layout.device_bytes,
         link_bytes=_link_bytes(layout, traffic, search),
     )
 
 
-def _rates(layout: WeightLayout, policy: Policy, machine: Machine) -> DeviceProfile:
-    """The profile of what runs the layers."""
-    if layout.streamed and machine.plain is not None:
-        return machine.plain
-    by_modules = policy.by_modules or layout.placement != "resident"
-    return machine.modules if by_modules else machine.compiled
-
-
 def kept_states(search: Steps) -> int:
-    """Recurrent states of all branches before and after a step, and where they part."""
+    """Recurrent states of all branches before and after a step, and where they part. All of them
+    stay with their layers here."""
     return 2 * search.branches + search.problems
 
 
 def _link_bytes(layout: WeightLayout, traffic: Traffic, search: Steps) -> int:
-    """What crosses to the device in a step: KV, weights that stream or that the device helps with,
-    and the states of a split's host."""
+    """What crosses to the device in a step: KV, weights that stream, and the states of a split's
+    host."""
     blocks = layout.blocks
     rows = ceil(search.branches / traffic.rounds)
     in_a_pass = sum(read.load_bytes for read in traffic.reads if read is not None)
     in_a_pass += sum(block.param_bytes for block in blocks[len(blocks) - layout.streamed :])
     in_a_pass += layout.host[-1].w_act(rows) if layout.host else 0
-    in_a_pass += layout.share * sum(unit.large_bytes for unit in layout.host)
     return ceil(traffic.rounds * search.step_tokens * in_a_pass + traffic.step_bytes)
 
 
 # ---------------------------------------------------------------- time
 
 
-def _step_s(
-    layout: WeightLayout, traffic: Traffic, rates: DeviceProfile, machine: Machine, search: Steps
-) -> float:
+def _step_s(layout: WeightLayout, traffic: Traffic, machine: Machine, search: Steps) -> float:
     """The passes of all groups, and what crosses once a step as far as no group decodes
     meanwhile."""
-    rows = ceil(search.branches / traffic.rounds)
-    groups_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, search.work_of(rows))
-    groups_s += rates.step_s
+    rates = machine.compiled if layout.placement == "resident" else machine.modules
+    work = search.work_of(ceil(search.branches / traffic.rounds))
+    group_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, work) + rates.step_s
     bandwidth = machine.link.to_device_bandwidth
-    ahead_s = min(traffic.ahead_bytes / bandwidth, (traffic.rounds - 1) * groups_s)
-    return traffic.rounds * groups_s + max(0.0, traffic.step_bytes / bandwidth - ahead_s)
-
-
-def _helped(
-    host: Sequence[Unit], device: Sequence[Unit], machine: Machine, work: Pass
-) -> HelpedStage:
-    after_s = roofline_time(device, machine.modules, work)
-    return HelpedStage.of(
-        host, machine.host_modules or machine.host, machine.modules, machine.link, work, after_s
-    )
+    ahead_s = min(traffic.ahead_bytes / bandwidth, (traffic.rounds - 1) * group_s)
+    return traffic.rounds * group_s + max(0.0, traffic.step_bytes / bandwidth - ahead_s)
 
 
 def _pass_s(
@@ -372,29 +285,25 @@ def _pass_s(
     rest_s = roofline_time(layout.device, rates, work) - layers_s
     rest_s += work.rows * (rates.row_s + rates.logit_s * layout.device[-1].vocabulary)
     if layout.host:
-        if layout.share:
-            rest_s += _helped(layout.host, layout.device, machine, work).seconds(layout.share)
-        else:
-            rest_s += roofline_time(layout.host, machine.host, work)
-        rest_s += t_comm(layout.host[-1], link, work)
+        rest_s += roofline_time(layout.host, machine.host, work) + t_comm(
+            layout.host[-1], link, work
+        )
     reads = iter(traffic.reads)
-    each_s = layers_s / len(blocks)
     computing, loads = list[float](), list[float]()
     for n, block in enumerate(blocks):
         read = next(reads, None) if block.kv_elements else None
         weights = block.param_bytes if n >= len(blocks) - layout.streamed else 0
-        attending_s, fetched_bytes, fetches = 0.0, 0.0, 1
+        # a layer attends what it fetches piece by piece, and computes the rest of it after the last
+        pieces = 1 if read is None else read.pieces
+        attending_s, piece_s = 0.0, 0.0
         if read is not None:
-            attending_s = read.piecemeal_s(block, rates, work) + read.generate_s
-            fetched_bytes = read.load_bytes
-            fetches = read.fetches
-        # each fetch but the first is for attention alone; what is left of the layer follows the
-        # last
-        computing += [attending_s / fetches + rates.fetch_s * (read is not None)] * fetches
-        computing[-1] += each_s + (rates.fetch_s if weights else 0.0)
-        loads += [crossing_s(link, fetched_bytes / fetches)] * fetches
-        loads[-fetches] += crossing_s(link, weights)
-    return pipelined(computing, loads, rest_s, traffic.buffers)
+            attending_s = read.piecemeal_s(block, rates, work) / pieces + rates.fetch_s
+            piece_s = crossing_s(link, read.load_bytes / pieces)
+        computing += [attending_s] * pieces
+        computing[-1] += layers_s / len(blocks) + (rates.fetch_s if weights else 0.0)
+        loads += [piece_s] * pieces
+        loads[-pieces] += crossing_s(link, weights)
+    return pipelined(computing, loads, rest_s)
 
 
 def crossing_s(link: LinkProfile, nbytes: float) -> float:
@@ -402,18 +311,15 @@ def crossing_s(link: LinkProfile, nbytes: float) -> float:
     return link.to_device_latency_s + nbytes / link.to_device_bandwidth if nbytes else 0.0
 
 
-def pipelined(
-    computing: Sequence[float], loads: Sequence[float], rest_s: float = 0.0, buffers: int = BUFFERS
-) -> float:
+def pipelined(computing: Sequence[float], loads: Sequence[float], rest_s: float = 0.0) -> float:
     """Seconds of one of many passes, in which each layer computes once what it loads is there.
 
-    With two buffers, the load of the next layer that has one begins when a layer with a load begins
-    to compute, after the last layer that of the first. With one, nothing is computed meanwhile.
-    rest_s: what else is computed in a pass.
+    The load of the next layer that has one begins when a layer with a load begins to compute, after
+    the last layer that of the first. rest_s: what else is computed in a pass.
     """
     crossing = [layer for layer, seconds in enumerate(loads) if seconds]
-    if not crossing or buffers < BUFFERS:
-        return sum(computing) + sum(loads) + rest_s
+    if not crossing:
+        return sum(computing) + rest_s
     clock = begun = 0.0
     following = dict(zip(crossing, [*crossing[1:], crossing[0]], strict=True))
     arrives = loads[crossing[0]]

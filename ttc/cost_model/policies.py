@@ -1,8 +1,9 @@
 """What a memory policy needs on the device, and what it moves over the link while branches decode a
-step.
+step: of the policies that a plan considers.
 
-The formulas are those of the papers, with what branches share counted once. Sizes are bytes. A
-search is looked at half way for what moves, and at its end for what has to fit.
+`headwise`, `layerwise` and `capture` are not planned: in no setting of `bench plan` was one of them
+the fastest. What branches share is counted once. Sizes are bytes. A search is looked at half way
+for what moves, and at its end for what has to fit.
 """
 
 from __future__ import annotations
@@ -10,24 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as remember
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple, Self
 
-from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, allocation
-from ttc.cost_model.device_profile import BUFFERS, RUN, DeviceProfile, LinkProfile
-from ttc.cost_model.dims import KVShape
-from ttc.cost_model.roofline import roofline_time
+from ttc.cost_model.device_profile import BUFFERS, RUN, DeviceProfile
 from ttc.cost_model.split_search import Generation
-from ttc.cost_model.transfer import Workload, layers_in_device
 from ttc.cost_model.unit import Pass, Unit
 from ttc.memory.storage import room_for
 
 PIECE_TOKENS = 512
-"""The most tokens of a segment under the policies that read KV through buffers, as by default."""
-CAPTURE_TOKENS = 64
-"""CAPTURE's."""
-MINI_BATCH_TOKENS = 8192
-"""CAPTURE's, as by default."""
+"""The most tokens of a storage under `paged`, as by default."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,7 @@ class Steps(Generation):
         """So many problems like these at once."""
         return replace(self, problems=self.problems * problems, branches=self.branches * problems)
 
-    def prompts(self, branches: float) -> int:
+    def prompts(self, branches: int) -> int:
         """On how many prompts so many of the branches stand, those of one problem side by side."""
         return ceil(branches * self.problems / self.branches)
 
@@ -64,24 +57,15 @@ class Steps(Generation):
 
     def work_of(self, branches: int) -> Pass:
         """A pass of so many of the branches, half way through the search and through a step."""
-        prompts = self.prompts(branches)
-        return Pass(
-            branches, own_tokens=self.own_tokens, shared_tokens=self.prompt_tokens, prefixes=prompts
-        )
+        return Pass(branches, 1, self.own_tokens, self.prompt_tokens, self.prompts(branches))
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What the layers of the device keep for a search. kv_heads: of a layer, the fewest that are
-    fetched at once being one. rates, link: what CAPTURE generates and fetches keys and values with.
-    weight_bytes: of a layer, which cross in every pass."""
+    """What the layers of the device keep for a search. blocks: those that attend."""
 
     blocks: Sequence[Unit]
     search: Steps
-    kv_heads: int
-    rates: DeviceProfile
-    link: LinkProfile
-    weight_bytes: int = 0
 
     @property
     def token_bytes(self) -> int:
@@ -89,94 +73,164 @@ class Cache:
         return sum(block.kv_token_bytes for block in self.blocks)
 
     @property
-    def layer_bytes(self) -> int:
-        """KV of a token in the largest of these layers."""
-        return max((block.kv_token_bytes for block in self.blocks), default=0)
+    def tail_bytes(self) -> int:
+        """What one branch writes in a step."""
+        return self.search.step_tokens * self.token_bytes
 
-    @property
-    def act_bytes(self) -> int:
-        """What a layer's K and V projections take for a token."""
-        return self.blocks[0].hidden * self.blocks[0].bytes_per_element
-
-    def tokens(self, branches: float, own: float) -> float:
+    def tokens(self, branches: int, own: int) -> int:
         """Tokens that so many branches have, what they share counted once."""
         return self.search.prompts(branches) * self.search.prompt_tokens + branches * own
 
-    @property
-    def tail_bytes(self) -> int:
-        """The tail of one branch in a step."""
-        return self.search.step_tokens * self.token_bytes
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest run that the branches share or have."""
-        return max(self.search.prompt_tokens, self.search.step_tokens)
+    def nbytes(self, branches: int, own: int) -> int:
+        """Bytes of these tokens."""
+        return self.tokens(branches, own) * self.token_bytes
 
 
-@dataclass(frozen=True)
-class StreamedRead:
+class StreamedRead(NamedTuple):
     """What a layer reads through buffers in every pass.
 
     load_bytes: what of it crosses.
     shared_tokens, own_tokens: of each prompt, and of each branch.
-    shared_pieces, own_pieces: in how many runs all prompts lie, and what each branch has, on
-        average; each run is attended by itself.
-    fetches: how many copies are made, one after the other.
-    generate_s: what it takes to generate keys and values.
+    shared_pieces, own_pieces: in how many runs all prompts lie, and all that branches have; each
+    run is fetched and attended by itself.
     """
 
     load_bytes: float
     shared_tokens: float
     own_tokens: float
     shared_pieces: int
-    own_pieces: float
-    fetches: int = 1
-    generate_s: float = 0.0
+    own_pieces: int
+
+    @property
+    def pieces(self) -> int:
+        return self.shared_pieces + self.own_pieces
 
     def piecemeal_s(self, block: Unit, rates: DeviceProfile, work: Pass) -> float:
         """How much longer a layer attends what it reads through buffers than what is there, in
         seconds."""
+
+        def longer_s(rows: int) -> float:
+            """Of each token that so many rows attend together."""
+            streamed = rates.p_streamed(rows, block.group)
+            return 1 / streamed - 1 / rates.p_attn(rows, block.group)
+
+        # pieces were measured with `RUN` tokens of a branch's own
+        own = max(0.0, self.own_tokens - RUN * self.own_pieces / work.rows)
+        longer = self.shared_tokens * longer_s(work.rows_together) + own * longer_s(1)
         flops = 2 * block.score_elements * work.rows
-        rows = work.rows
-        group = block.group
-        alike = work.rows_together
-        shared_s = self.shared_tokens * (
-            1 / rates.p_streamed(alike, group) - 1 / rates.p_attn(alike, group)
-        )
-        longer = max(0.0, self.own_tokens - RUN * self.own_pieces)  # than what pieces were measured
-        own_s = longer * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
-        pieces = self.shared_pieces + rows * self.own_pieces
-        return max(0.0, flops * (shared_s + own_s)) + rates.piece_s * pieces
+        return max(0.0, flops * longer) + rates.piece_s * self.pieces
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What a policy does in a step.
 
     reads: what each layer reads in every pass; None where all it needs is there. rounds: groups of
     branches that decode one after the other. step_bytes: what crosses once a step, `ahead_bytes` of
-    it while a group decodes. buffers: 2 where a layer's bytes cross while the one before it is
-    computed, else 1. device_bytes, host_bytes: of KV in each tier in the end.
+    it while a group decodes. device_bytes, host_bytes: of KV in each tier in the end.
     """
 
-    reads: Sequence[StreamedRead | None] = ()
+    device_bytes: float
+    host_bytes: float = 0.0
     rounds: int = 1
+    reads: Sequence[StreamedRead | None] = ()
     step_bytes: float = 0.0
     ahead_bytes: float = 0.0
-    buffers: int = BUFFERS
-    device_bytes: float = 0.0
-    host_bytes: float = 0.0
 
 
 class Policy(NamedTuple):
     """least: the bytes on the device without which nothing runs. lacks: what those are, in words.
-    traffic: what crosses with so many bytes of room, at least these. by_modules: whether the
-    model's own modules run it."""
+    traffic: what crosses with so many bytes of room, at least these."""
 
     least: Callable[[Cache], float]
     lacks: str
     traffic: Callable[[Cache, float], Traffic]
-    by_modules: bool = False
+
+
+def _all_bytes(cache: Cache) -> int:
+    """All KV at the last step, with what is written in one more."""
+    search = cache.search
+    return cache.nbytes(search.branches, search.output_tokens + search.step_tokens)
+
+
+def _resident(cache: Cache, room: float) -> Traffic:
+    return Traffic(_all_bytes(cache))
+
+
+def _beam_groups(cache: Cache, room: float) -> Traffic:
+    """LBS: a group's KV is on the device for a whole step, so what is not there crosses once a step
+    (Eq. 4). The shared prompt stays; so does what the last group of the step before has read, which
+    is used first, and what there is room for beside it. From the third group on, that room takes
+    what comes ahead."""
+    search = cache.search
+    if _all_bytes(cache) <= room:
+        return _resident(cache, room)
+    whole = search.frozen_tokens + search.step_tokens
+    sizes = range(1, search.branches + 1)
+    size = max((n for n in sizes if cache.nbytes(n, whole) <= room), default=1)
+    rounds = ceil(search.branches / size)
+    size = ceil(search.branches / rounds)
+    there = cache.nbytes(size, search.frozen_tokens)
+    left = min(
+        max(0.0, room - cache.nbytes(size, whole)), there - search.prompt_tokens * cache.token_bytes
+    )
+    return Traffic(
+        room,
+        cache.nbytes(search.branches, search.output_tokens) if rounds > 1 else 0,
+        rounds,
+        step_bytes=max(0.0, cache.nbytes(search.branches, search.frozen_tokens) - there - left),
+        ahead_bytes=max(0, rounds - 2) * left,
+    )
+
+
+def _page_bytes(cache: Cache) -> int:
+    """One block of one layer, the smallest that is read through a buffer."""
+    longest = max(cache.search.prompt_tokens, cache.search.step_tokens)
+    return min(PIECE_TOKENS, longest) * max(block.kv_token_bytes for block in cache.blocks)
+
+
+def _paged(cache: Cache, room: float) -> Traffic:
+    """HELM: the oldest blocks leave, and cross in every pass."""
+    search = cache.search
+    if _all_bytes(cache) <= room:
+        return _resident(cache, room)
+    space = room - BUFFERS * _page_bytes(cache)
+    at_once = min(search.branches, max(1, int(space // cache.tail_bytes)))
+    rounds = ceil(search.branches / at_once)
+    size = ceil(search.branches / rounds)
+    kept = max(0.0, space - size * cache.tail_bytes)
+    missing = max(
+        0.0, cache.tokens(search.branches, search.frozen_tokens) - kept / cache.token_bytes
+    )
+    # the oldest, in whole blocks of any of the prompts
+    blocks = ceil(missing / PIECE_TOKENS) * PIECE_TOKENS
+    shared = min(search.prompt_tokens, blocks / search.problems)
+    own = max(0.0, missing - search.problems * shared) / search.branches
+    end = cache.nbytes(search.branches, search.output_tokens)
+    reads = [_read(block, search, size, shared, own) for block in cache.blocks]
+    return Traffic(room, max(0.0, end - kept), rounds, reads)
+
+
+def _read(
+    block: Unit, search: Steps, branches: int, shared: float, own: float
+) -> StreamedRead | None:
+    """What a layer reads of the first `shared` tokens of each prompt and the first `own` of each
+    branch, as far as its window reaches."""
+    there = search.prompt_tokens + search.frozen_tokens
+    hidden = 0 if block.window is None else max(0, there - block.window)  # before its window
+    prompt = max(0.0, shared - min(hidden, search.prompt_tokens) // PIECE_TOKENS * PIECE_TOKENS)
+    branch = max(0.0, own - max(0, hidden - search.prompt_tokens))
+    if not prompt and not branch:
+        return None
+    prompts = search.prompts(branches)
+    of_prompts, of_branches = prompts * ceil(prompt / PIECE_TOKENS), 0
+    if shared < search.prompt_tokens:  # not all of each prompt: whole blocks of any
+        of_prompts = ceil(prompts * prompt / PIECE_TOKENS)
+    if branch:
+        of_each = segments(search.frozen_tokens, search.step_tokens, PIECE_TOKENS)
+        # whole runs, not of each branch one
+        of_branches = ceil(branches * of_each * branch / search.frozen_tokens)
+    load_bytes = (prompts * prompt + branches * branch) * block.kv_token_bytes
+    return StreamedRead(load_bytes, prompt, branch, of_prompts, of_branches)
 
 
 @remember
@@ -190,286 +244,15 @@ def segments(tokens: int, step_tokens: int, most: int) -> int:
     return count
 
 
-def _reads(
-    cache: Cache,
-    branches: int,
-    shared: float,
-    own: float,
-    tail: float = 0.0,
-    fetches: int | None = 1,
-) -> list[StreamedRead | None]:
-    """What each layer reads of the first `shared` tokens of each prompt and the first `own` of each
-    branch, as far as its window reaches, with `tail` tokens of each branch's tail. fetches: None
-    for as many as there are pieces."""
-    search = cache.search
-    reads = list[StreamedRead | None]()
-    prompts = search.prompts(branches)
-    for block in cache.blocks:
-        there = search.prompt_tokens + search.frozen_tokens
-        # tokens before its window
-        hidden = 0 if block.window is None else max(0, there - block.window)
-        prompt = max(0.0, shared - min(hidden, search.prompt_tokens) // PIECE_TOKENS * PIECE_TOKENS)
-        branch = max(0.0, own - max(0, hidden - search.prompt_tokens))
-        of_prompts, of_branches = prompts * ceil(prompt / PIECE_TOKENS), 0
-        if shared < search.prompt_tokens:  # not all of each prompt: whole blocks of any
-            of_prompts = ceil(prompts * prompt / PIECE_TOKENS)
-        if branch:
-            of_each = segments(search.frozen_tokens, search.step_tokens, PIECE_TOKENS)
-            # whole runs, not of each branch one
-            of_branches = ceil(branches * of_each * branch / search.frozen_tokens)
-        count = of_prompts + of_branches
-        load = (prompts * prompt + branches * (branch + tail)) * block.kv_token_bytes
-        read = StreamedRead(
-            load, prompt, branch, of_prompts, of_branches / branches, fetches or count
-        )
-        reads.append(read if load else None)
-    return reads
-
-
-# ---------------------------------------------------------------- each policy
-
-
-def _all_bytes(cache: Cache) -> float:
-    """All KV at the last step, whose tails are there beside what they are frozen into."""
-    search = cache.search
-    return (
-        cache.tokens(search.branches, search.output_tokens + search.step_tokens) * cache.token_bytes
-    )
-
-
-def _resident(cache: Cache, room: float) -> Traffic:
-    return Traffic(device_bytes=_all_bytes(cache))
-
-
-def _one_branch_bytes(cache: Cache) -> float:
-    return cache.tokens(1, cache.search.output_tokens) * cache.token_bytes
-
-
-def _beam_groups(cache: Cache, room: float) -> Traffic:
-    """LBS: a group's KV is on the device for a whole step, so what is not there crosses once a step
-    (Eq. 4). The shared prompt stays; so does what the last group of the step before has read, which
-    is used first, and what there is room for beside it. From the third group on, that room takes
-    what comes ahead."""
-    search, token = cache.search, cache.token_bytes
-    if _all_bytes(cache) <= room:
-        return _resident(cache, room)
-    whole = search.frozen_tokens + search.step_tokens
-    size = max(
-        (n for n in range(1, search.branches + 1) if cache.tokens(n, whole) * token <= room),
-        default=1,
-    )
-    rounds = ceil(search.branches / size)
-    size = ceil(search.branches / rounds)
-    there = cache.tokens(size, search.frozen_tokens)
-    left = min(
-        max(0.0, room - cache.tokens(size, whole) * token), (there - search.prompt_tokens) * token
-    )
-    return Traffic(
-        rounds=rounds,
-        step_bytes=max(
-            0.0, (cache.tokens(search.branches, search.frozen_tokens) - there) * token - left
-        ),
-        ahead_bytes=max(0, rounds - 2) * left,
-        device_bytes=room,
-        host_bytes=cache.tokens(search.branches, search.output_tokens) * token if rounds > 1 else 0,
-    )
-
-
-def _page_bytes(cache: Cache) -> float:
-    """One block of one layer, the smallest that is read through a buffer."""
-    return min(PIECE_TOKENS, cache.longest) * cache.layer_bytes
-
-
-def _paged(cache: Cache, room: float) -> Traffic:
-    """HELM: the oldest blocks leave, and cross in every pass."""
-    search = cache.search
-    if _all_bytes(cache) <= room:
-        return _resident(cache, room)
-    buffers = BUFFERS * _page_bytes(cache)
-    rounds, size = _rounds(cache, room - buffers, cache.tail_bytes)
-    kept = max(0.0, room - buffers - size * cache.tail_bytes)
-    missing = max(
-        0.0, cache.tokens(search.branches, search.frozen_tokens) - kept / cache.token_bytes
-    )
-    # the oldest, in whole blocks of any of the prompts
-    blocks = ceil(missing / PIECE_TOKENS) * PIECE_TOKENS
-    shared = min(search.prompt_tokens, blocks / search.problems)
-    own = max(0.0, missing - search.problems * shared) / search.branches
-    end = cache.tokens(search.branches, search.output_tokens) * cache.token_bytes
-    return Traffic(
-        reads=_reads(cache, size, shared, own, fetches=None),
-        rounds=rounds,
-        device_bytes=room,
-        host_bytes=max(0.0, end - kept),
-    )
-
-
-def _head_bytes(cache: Cache) -> float:
-    """One head of one layer, of all tokens."""
-    return cache.search.kv_tokens * cache.layer_bytes / cache.kv_heads
-
-
-def _headwise(cache: Cache, room: float) -> Traffic:
-    """HeadInfer: all KV on the host, head groups of one layer at a time on the device."""
-    search = cache.search
-    buffers = BUFFERS * _head_bytes(cache)
-    rounds, size = _rounds(cache, room - buffers, cache.tail_bytes)
-    reads = _reads(cache, size, search.prompt_tokens, search.frozen_tokens)
-    free = room - size * cache.tail_bytes
-    for n, read in enumerate(reads):
-        if read is not None and room < inf:
-            at_once = max(1, int(free * cache.kv_heads // (BUFFERS * read.load_bytes)))  # heads
-            groups = ceil(cache.kv_heads / at_once)
-            pieces = groups * read.shared_pieces, groups * read.own_pieces
-            reads[n] = replace(read, shared_pieces=pieces[0], own_pieces=pieces[1], fetches=groups)
-    return Traffic(
-        reads=reads,
-        rounds=rounds,
-        device_bytes=min(room, size * cache.tail_bytes + cache.kv_heads * buffers),
-        host_bytes=search.kv_tokens * cache.token_bytes,
-    )
-
-
-def _charged_tokens(cache: Cache) -> float:
-    """What a layer holds in the last step: all tokens and the tails."""
-    search = cache.search
-    return cache.tokens(search.branches, search.output_tokens + search.step_tokens)
-
-
-def _layerwise(cache: Cache, room: float) -> Traffic:
-    """The baseline: as many whole layers as fit stay (LBS, Eq. 1), the others cross in every
-    pass."""
-    search, layers = cache.search, len(cache.blocks)
-    shape = KVShape(
-        layers,
-        1,
-        max(block.kv_elements for block in cache.blocks) // 2,
-        cache.blocks[0].bytes_per_element,
-    )
-    tokens = ceil(cache.tokens(search.branches, search.frozen_tokens + search.step_tokens))
-
-    def staying(tokens: int) -> tuple[int, int]:
-        """Layers that stay, and buffers for the others."""
-        fitting = layers if room == inf else int(room // shape.layer_bytes(1, tokens))
-        load = Workload(
-            1,
-            search.prompt_tokens,
-            search.output_tokens,
-            search.step_tokens,
-            max(1, int(min(room, 2**62))),
-        )
-        buffers = min(BUFFERS, fitting)
-        return layers_in_device(shape, load, tokens, buffers), buffers
-
-    stay, buffers = staying(tokens)
-    reads = _reads(
-        cache,
-        search.branches,
-        search.prompt_tokens,
-        search.frozen_tokens,
-        search.own_tokens - search.frozen_tokens,
-    )
-    stay_in_the_end = staying(ceil(_charged_tokens(cache)))[0]
-    return Traffic(
-        reads=[*[None] * stay, *reads[stay:]],
-        buffers=max(1, buffers),
-        device_bytes=min(room, _all_bytes(cache)),
-        host_bytes=_charged_tokens(cache) * cache.token_bytes * (layers - stay_in_the_end) / layers,
-    )
-
-
-def _capture_least(cache: Cache) -> float:
-    """A KV block and an ACT block of a layer, what is generated of the latter, and one branch's
-    tail."""
-    block = min(CAPTURE_TOKENS, cache.longest)
-    return block * (2 * cache.layer_bytes + cache.act_bytes) + _capture_tail_bytes(cache)
-
-
-def _capture_tail_bytes(cache: Cache) -> float:
-    return cache.tail_bytes * (1 + cache.act_bytes / cache.layer_bytes)
-
-
-def capture_times(cache: Cache, read: StreamedRead, work: Pass) -> CaptureTimes:
-    """What Algorithm 1 goes by, of a layer and per token: from the profile, in a pass that reads
-    this. Generating KV takes its products, a copy to where attention reads it, and as many calls as
-    a block at most."""
-    block, rates = cache.blocks[0], cache.rates
-    load_s = 1 / cache.link.to_device_bandwidth
-    layer_s = roofline_time([block], rates, work) - rates.pass_overhead_s
-    products_s = 2 * block.hidden * block.kv_elements / rates.p(MINI_BATCH_TOKENS)
-    copy_s = 2 * cache.layer_bytes / rates.bandwidth  # read and written
-    return CaptureTimes(
-        kv_gen=Line(products_s + copy_s, rates.block_overhead_s),
-        load_kv=Line(cache.layer_bytes * load_s),
-        load_act=Line(cache.act_bytes * load_s),
-        load_w=cache.weight_bytes * load_s,
-        forward_s=layer_s + read.piecemeal_s(block, rates, work),
-    )
-
-
-def _capture(cache: Cache, room: float) -> Traffic:
-    """CAPTURE: Algorithm 1 with times from the profile, in blocks of one token. KV blocks lie on
-    the host. Where it gains less than `MIN_GAIN` by these times, there are KV blocks alone."""
-    search = cache.search
-    rounds, size = _rounds(cache, room, _capture_tail_bytes(cache))
-    read = StreamedRead(
-        load_bytes=0,
-        shared_tokens=search.prompt_tokens,
-        own_tokens=search.frozen_tokens,
-        shared_pieces=search.prompts(size) * ceil(search.prompt_tokens / CAPTURE_TOKENS),
-        own_pieces=segments(search.frozen_tokens, search.step_tokens, CAPTURE_TOKENS),
-    )
-    times = capture_times(cache, read, search.work_of(size))
-    tokens = int(cache.tokens(size, search.frozen_tokens))
-    # two buffers and what is generated, of a layer or of a mini-batch
-    of_layer, of_batch = (3 * count * cache.layer_bytes for count in (tokens, MINI_BATCH_TOKENS))
-    buffers = min(of_layer, of_batch, room / 2)
-    batches = ceil(of_layer / buffers) if tokens else 1
-    free = room - buffers - size * _capture_tail_bytes(cache)
-    near = tokens if room == inf else int(max(0.0, free) // (cache.act_bytes * len(cache.blocks)))
-    act_gpu, act_host, kv_host = allocation(times, near, tokens, MIN_GAIN)
-    read = replace(
-        read,
-        load_bytes=kv_host * cache.layer_bytes + act_host * cache.act_bytes,
-        fetches=batches,
-        generate_s=batches * times.kv_gen((act_gpu + act_host) / batches),
-    )
-    return Traffic(
-        reads=[read] * len(cache.blocks) if tokens else (),
-        rounds=rounds,
-        device_bytes=min(
-            room,
-            size * _capture_tail_bytes(cache)
-            + buffers
-            + act_gpu * cache.act_bytes * len(cache.blocks),
-        ),
-        host_bytes=search.kv_tokens * cache.token_bytes,
-    )
-
-
-def _rounds(cache: Cache, room: float, tail_bytes: float) -> tuple[int, int]:
-    """In how many rounds the branches decode where all their tails do not fit, and the branches of
-    the largest."""
-    branches = cache.search.branches
-    at_once = branches if room == inf else min(branches, max(1, int(room // tail_bytes)))
-    rounds = ceil(branches / at_once)
-    return rounds, ceil(branches / rounds)
-
-
-POLICIES: dict[str, Policy] = {
+POLICIES = {
     "resident": Policy(_all_bytes, "KV does not fit", _resident),
-    "beam_groups": Policy(_one_branch_bytes, "one branch does not fit", _beam_groups),
+    "beam_groups": Policy(
+        lambda cache: cache.nbytes(1, cache.search.output_tokens),
+        "one branch does not fit",
+        _beam_groups,
+    ),
     "paged": Policy(
         lambda cache: _page_bytes(cache) + cache.tail_bytes, "one page does not fit", _paged
     ),
-    "headwise": Policy(
-        lambda cache: _head_bytes(cache) + cache.tail_bytes, "one head does not fit", _headwise
-    ),
-    "layerwise": Policy(
-        lambda cache: _charged_tokens(cache) * cache.layer_bytes,
-        "one layer does not fit",
-        _layerwise,
-    ),
-    "capture": Policy(_capture_least, "one block does not fit", _capture, by_modules=True),
 }
 """By their names, from what is simplest to what is least so."""

@@ -5,11 +5,11 @@ The first k partition units run on the host, the others on the device. KV lies w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import inf
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, get_args
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.dims import Positive
@@ -79,49 +79,26 @@ def strategy_selector(  # noqa: PLR0913 - the variables of HELM's Algorithm 1
     objective: Objective = "decode",
     kv_offload: bool = True,
     host_bytes: int | None = None,
+    largest_k: int | None = None,
 ) -> SplitPlan:
     """Algorithm 1: try each split and return the fastest that fits, the one with most on the device
     among equals.
 
     vram_bytes: VRAM_avail of Eq. 4.16. host_bytes: the memory of the host, None for enough.
     kv_offload: whether KV of the device's layers lies on the host, so that only their weights have
-    to fit. Raises OutOfMemory when no split fits, naming the bytes that would do; InvalidInput for
-    an unknown objective.
+    to fit. largest_k: the most units that may be on the host, None for all. Raises OutOfMemory when
+    no split fits, naming the bytes that would do; InvalidInput for an unknown objective.
     """
-    tried = range(len(units) + 1)
+    tried = range((len(units) if largest_k is None else largest_k) + 1)
     plans = [
         split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in tried
     ]
-    return fastest(fitting(plans, vram_bytes, host_bytes))
-
-
-def fitting(plans: Sequence[SplitPlan], vram_bytes: int, host_bytes: int | None) -> list[SplitPlan]:
-    """Of the plans that are tried, with ever more units on the host, those that fit both memories
-    (Eq. 4.16).
-
-    host_bytes: None for enough. Raises OutOfMemory when none fits, naming the bytes that would do.
-    """
     room = inf if host_bytes is None else host_bytes
     fits = [plan for plan in plans if plan.device_bytes <= vram_bytes and plan.host_bytes <= room]
     if not fits:
         raise OutOfMemory(_nothing_fits(plans, vram_bytes, host_bytes))
-    return fits
-
-
-class Timed(Protocol):
-    """What takes `total_s` seconds."""
-
-    @property
-    def total_s(self) -> float: ...
-
-
-T = TypeVar("T", bound=Timed)
-
-
-def fastest(plans: Iterable[T]) -> T:
-    """The fastest plan, the first among equals."""
     return reduce(
-        lambda best, plan: plan if plan.total_s < best.total_s * (1 - ROUNDING) else best, plans
+        lambda best, plan: plan if plan.total_s < best.total_s * (1 - ROUNDING) else best, fits
     )
 
 

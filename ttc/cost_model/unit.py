@@ -94,8 +94,6 @@ class Unit:
     numbers in that which a token changes by products, those of convolutions left out.
     expert_bytes: of param_bytes, those of the experts, of which each row goes through `routed` of
     `experts`.
-    large_bytes: of param_bytes, those of its large linear layers
-    (`ttc.decoder_layers.large_linears`).
     tied: weights that it has in common with later units: the name of the next one, which counts
     them, and their bytes.
     is_block: whether it is a transformer block.
@@ -114,7 +112,6 @@ class Unit:
     expert_bytes: int = 0
     experts: int = 1
     routed: int = 1
-    large_bytes: int = 0
     tied: tuple[tuple[str, int], ...] = ()
     is_block: bool = False
 

@@ -18,7 +18,7 @@ from ttc.checks import (
 from ttc.cost_model.device_profile import LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options
 from ttc.cost_model.policies import Steps
-from ttc.cost_model.profile_file import BY_MODULES, PLAIN
+from ttc.cost_model.profile_file import BY_MODULES
 from ttc.cost_model.read_now import read_now
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput
@@ -31,9 +31,6 @@ from ttc.placement.split import Split
 from ttc.placement.streamed import Streamed
 from ttc.residency.base import Residency, free_device_bytes, machine_bytes, to_bytes
 from ttc.residency.beam_groups import BeamGroups
-from ttc.residency.capture import Capture
-from ttc.residency.headwise import Headwise
-from ttc.residency.layerwise import Layerwise
 from ttc.residency.paged import Paged
 from ttc.residency.resident import Resident
 
@@ -41,9 +38,6 @@ MEMORY: dict[str, type[Residency]] = {
     "resident": Resident,
     "beam_groups": BeamGroups,
     "paged": Paged,
-    "headwise": Headwise,
-    "layerwise": Layerwise,
-    "capture": Capture,
 }
 
 SEARCH = Steps(prompt_tokens=512, output_tokens=512, branches=8, step_tokens=32)
@@ -98,17 +92,15 @@ class Auto(Options):
         weights that stay as they are stored.
 
         name, device, dtype, source: see `ttc.model.loading.load`. placement: one that is settled
-        already; its class, k and streamed of a split, are kept. Raises InvalidInput for a profile
+        already; its class, and k of a split are kept. Raises InvalidInput for a profile
         that is not there or of another machine.
         """
         place = chosen_device(device)
         config, precision, stored = configuration(name, device=place, dtype=dtype, **source)
         parts = partition(config, precision, stored=stored)
         machine = self.machine(place, precision, parts.compiled)
-        text = config.get_text_config()
         return Planned(
             units=parts.units,
-            kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
             machine=machine,
             search=self.search,
             link_gbps=self.link_gbps,
@@ -137,40 +129,34 @@ class Auto(Options):
                 link = LinkProfile(to_device_bandwidth=speed, to_host_bandwidth=speed)
             link = replace(link, to_device_bandwidth=speed, to_host_bandwidth=speed)
         host = profile.device(f"cpu {words}{by}")
-        host_modules = profile.device(f"cpu {words}{BY_MODULES}")
         return Machine(
             compiled=best_here,
             modules=profile.device(here + BY_MODULES),
             host=replace(host, pass_overhead_s=0),
-            host_modules=replace(host_modules, pass_overhead_s=0),
             link=link,
-            plain=profile.devices.get(here + PLAIN),
             device_bytes=free_device_bytes(device) if budget is None else budget,
             host_bytes=Streamed(host_budget_gib=self.host_budget_gib).host_budget(),
             kv_bytes=machine_bytes(),
-            one_processor=device.type == "cpu",
         )
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A search on a machine with a model. link_gbps: of a simulated link. placements, number,
-    share: those that may be chosen, and problems: see `ttc.cost_model.options.options`."""
+    """A search on a machine with a model. link_gbps: of a simulated link. placements, number:
+    those that may be chosen, and problems: see `ttc.cost_model.options.options`."""
 
     units: Sequence[Unit]
-    kv_heads: int
     machine: Machine
     search: Steps
     link_gbps: PositiveFloat | None = None
     placements: Sequence[str] = PLACEMENTS
     number: int | None = None
-    share: float | None = None
     problems: PositiveInt | None = 1
 
     def options(self) -> list[Option]:
         """Every combination of a placement and a memory policy."""
-        asked = self.placements, self.number, self.share, self.problems
-        return options(self.units, self.kv_heads, self.machine, self.search, *asked)
+        asked = self.placements, self.number, self.problems
+        return options(self.units, self.machine, self.search, *asked)
 
     def best(self) -> Option:
         """The fastest of these. Raises OutOfMemory where none is possible."""
@@ -186,7 +172,6 @@ class Planned:
             assert option.number is not None
             placement = Split(
                 k=option.number,
-                streamed=option.share,
                 link_gbps=self.link_gbps,
                 branches=self.search.branches,
                 prompt_tokens=self.search.prompt_tokens,
@@ -210,7 +195,6 @@ class Planned:
             search=search,
             placements=[option.placement],
             number=option.number,
-            share=option.share,
             problems=1,
         )
         return next(other for other in again.options() if other.memory == option.memory)
@@ -284,8 +268,7 @@ def _settled(placement: Placement | None) -> dict[str, Any]:
     if not isinstance(placement, Split):
         return {"placements": ["streamed"]}
     number = None if placement.k == "auto" else int(placement.k)
-    share = None if placement.streamed == "auto" else float(placement.streamed)
-    return {"placements": ["split"], "number": number, "share": share}
+    return {"placements": ["split"], "number": number}
 
 
 def _settings(part: Placement | Residency, group: str) -> list[str]:

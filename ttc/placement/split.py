@@ -7,21 +7,19 @@ from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
-from annotated_types import Interval
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ttc.attention.plan import Plan
 from ttc.checks import NonNegativeInt
-from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
-from ttc.cost_model.idle_link import HelpedPlan, helped_selector, with_help
+from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES
 from ttc.cost_model.read_now import read_now
-from ttc.cost_model.split_search import Generation, split_plan
+from ttc.cost_model.split_search import Generation, SplitPlan, split_plan, strategy_selector
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
@@ -31,13 +29,11 @@ from ttc.placement.base import (
     Device,
     PlacedRunner,
     Placement,
-    common_weights,
     move_own,
     outside,
     weight_bytes,
 )
 from ttc.placement.compiled_host import CompiledHost, compiled_host
-from ttc.placement.divided import divide
 from ttc.placement.sides import host_names, partition_of, split_layers, take_apart, weights_of
 from ttc.residency.base import Residency, to_bytes
 
@@ -49,14 +45,6 @@ UNKNOWN = (
 """Stands for any machine where a plan's bytes alone are asked for."""
 
 
-class Division(NamedTuple):
-    """k: units on the host. streamed: the share of their large linear layers that the device
-    computes."""
-
-    k: int
-    streamed: float
-
-
 @dataclass
 class Split(Placement):
     """The first k partition units run on the host, the others on the device (HELM).
@@ -65,16 +53,13 @@ class Split(Placement):
     the last. KV lies with its layer, and one tensor of activations crosses the link in each pass.
 
     k: a number, or "auto" for Algorithm 1's choice from `profile`, a file of `python -m
-    experiments.profile`. streamed: the share of the host's large linear layers that the device
-    computes, with weights that cross the link meanwhile; 0 for HELM's own split. "auto" for the
-    fastest by the profile; for none without one, and where the device is the host's processor.
+    experiments.profile`.
     prompt_tokens, output_tokens, branches: the search whose KV has to fit next to the weights.
     kv_offload: KV of the device's layers may lie on the host, under a memory policy that moves it;
     budget_gib is for weights alone then.
     """
 
     k: NonNegativeInt | Literal["auto"] = "auto"
-    streamed: Annotated[float, Interval(ge=0, lt=1)] | Literal["auto"] = "auto"
     profile: str | None = None
     prompt_tokens: int = 512
     output_tokens: int = 512
@@ -90,10 +75,9 @@ class Split(Placement):
             )
         self._generation()
 
-    def decide(self, model: Any, device: torch.device) -> Division:
-        """The division, as given or by the profile."""
+    def decide(self, model: Any, device: torch.device) -> int:
+        """How many units run on the host, as given or by the profile."""
         largest_k = len(split_layers(model))
-        generation = self._generation()
         units = partition_of(model).units
         budget = self.device_budget(model, device)
         if isinstance(self.k, int) and self.k > largest_k:
@@ -102,87 +86,48 @@ class Split(Placement):
                 f"most {largest_k} can be on the host. To run all of them there: model.device=cpu "
                 "placement=resident"
             )
-        if self._share and not any(unit.large_bytes for unit in units):
-            raise InvalidInput(
-                f"placement.streamed={self.streamed}: the layers of {type(model).__name__} have no "
-                "large nn.Linear with plain weights whose rows could be divided; use "
-                "placement.streamed=0"
-            )
         k = largest_k if self.k == "auto" else int(self.k)
         profile, link = UNKNOWN
-        plan = split_plan(k, units, profile, profile, link, generation, kv_offload=self.kv_offload)
-        work = generation.work("decode")
-        needed = with_help(plan, units, profile, profile, link, work, self._share)
-        self._require_room(needed, budget, largest_k)
-        if self.k != "auto":
-            self.require_host(plan.host_bytes, f"{k} units on the host{self._with_kv()}")
-        share = None if self.streamed == "auto" and device.type != "cpu" else self._share
-        if self.profile is None or (self.k != "auto" and share is not None):
-            return Division(k, self._share)
-        ks = range(largest_k + 1) if self.k == "auto" else [k]
-        return self._fastest(model, device, budget, ks, share)
+        generation, kv_offload = self._generation(), self.kv_offload
+        plan = split_plan(k, units, profile, profile, link, generation, kv_offload=kv_offload)
+        self._require_room(plan, budget, largest_k)
+        if self.k == "auto":
+            return self._fastest(model, device, budget, largest_k).k
+        self.require_host(plan.host_bytes, f"{k} units on the host{self._with_kv()}")
+        return k
 
     def _fastest(
-        self,
-        model: Any,
-        device: torch.device,
-        budget: int | None,
-        ks: Sequence[int],
-        share: float | None,
-    ) -> Division:
-        """The fastest of some splits by the profile. Without help the host's layers run compiled,
-        where they can; with it, and on the device, by modules. share: None to choose it."""
+        self, model: Any, device: torch.device, budget: int | None, largest_k: int
+    ) -> SplitPlan:
+        """Algorithm 1 by the profile. The host's layers run compiled, where they can; those on the
+        device by modules."""
         assert self.profile is not None
         profile = read_now(self.profile)
         words = str(model.dtype).removeprefix("torch.")
         parts = partition_of(model)
-        modules = profile.device(f"cpu {words}{BY_MODULES}")
-        compiled = profile.device(f"cpu {words}") if parts.compiled else modules
+        return strategy_selector(
+            parts.units,
+            profile.device(f"cpu {words}{'' if parts.compiled else BY_MODULES}"),
+            profile.device(f"{device.type} {words}{BY_MODULES}"),
+            profile.link,
+            sys.maxsize if budget is None else budget,
+            self._generation(),
+            kv_offload=self.kv_offload,
+            host_bytes=self.host_budget(),
+            largest_k=largest_k,
+        )
 
-        def fastest(host: DeviceProfile, share: float | None) -> HelpedPlan:
-            return helped_selector(
-                parts.units,
-                host,
-                profile.device(f"{device.type} {words}{BY_MODULES}"),
-                profile.link,
-                sys.maxsize if budget is None else budget,
-                self._generation(),
-                "decode",
-                self.kv_offload,
-                self.host_budget(),
-                ks=ks,
-                share=share,
-            )
-
-        plans = []
-        if not share:
-            plans.append(fastest(compiled, 0.0))
-        if share != 0:
-            plans.append(fastest(modules, share))
-        plan = min(plans, key=lambda plan: plan.total_s)
-        return Division(plan.split.k, plan.share)
-
-    @property
-    def _share(self) -> float:
-        """The share that is given, 0 where it is left open."""
-        return 0.0 if self.streamed == "auto" else float(self.streamed)
-
-    def _require_room(self, plan: HelpedPlan, budget: int | None, largest_k: int) -> None:
-        k = plan.split.k
+    def _require_room(self, plan: SplitPlan, budget: int | None, largest_k: int) -> None:
         needed = plan.device_bytes
         if budget is None or needed <= budget:
             return
-        what = f"the weights of {plan.split.units - k} units"
-        remedies = [f"a placement.budget_gib of {as_budget(needed)} would do"]
-        if k < largest_k:
-            remedies.append("or a larger placement.k")
-        if plan.share:
-            what += f", {BUFFERS} buffers for placement.streamed={self.streamed}"
-            remedies.append("or a smaller placement.streamed")
+        what = f"the weights of {plan.units - plan.k} units"
         what += "" if self.kv_offload else self._with_kv()
+        larger = "or a larger placement.k, " if plan.k < largest_k else ""
         raise OutOfMemory(
-            f"the device has {budget:,} bytes for a placement, and placement.k={k} needs "
-            f"{needed:,} there: {what}; {', '.join(remedies)}, or fewer or shorter branches"
+            f"the device has {budget:,} bytes for a placement, and placement.k={plan.k} needs "
+            f"{needed:,} there: {what}; a placement.budget_gib of {as_budget(needed)} would do, "
+            f"{larger}or fewer or shorter branches"
         )
 
     def _with_kv(self) -> str:
@@ -191,11 +136,11 @@ class Split(Placement):
             f"{self.prompt_tokens} shared ones (placement.branches, output_tokens, prompt_tokens)"
         )
 
-    def device_map(self, model: Any, device: torch.device, decided: Division) -> dict[str, str]:
+    def device_map(self, model: Any, device: torch.device, decided: int) -> dict[str, str]:
         layers = split_layers(model)
         names = {module: name for name, module in model.named_modules()}
         rest = outside(model, layers)
-        on_host = host_names(model, rest, decided.k)
+        on_host = host_names(model, rest, decided)
         # what both sides need is read to the host, and copied afterwards
         read_there = weights_of(rest[name] for name in on_host)
         places = {}
@@ -203,17 +148,17 @@ class Split(Placement):
             host = name in on_host or read_there & weights_of([module])
             places[name] = str(HOST if host else device)
         for n, layer in enumerate(layers, 1):
-            places[names[layer]] = str(HOST if n < decided.k else device)
+            places[names[layer]] = str(HOST if n < decided else device)
         return places
 
-    def place(self, model: Any, device: Device, decided: Division | None = None) -> SplitRunner:
+    def place(self, model: Any, device: Device, decided: int | None = None) -> SplitRunner:
         device = torch.device(device)
-        division = self.decide(model, device) if decided is None else decided
+        k = self.decide(model, device) if decided is None else decided
         layers = split_layers(model)
-        decoder = None if division.streamed else compiled_decoder(model)
-        first = max(0, division.k - 1)  # the device's first layer
+        decoder = compiled_decoder(model)
+        first = max(0, k - 1)  # the device's first layer
         rest = outside(model, layers)
-        names = host_names(model, rest, division.k)
+        names = host_names(model, rest, k)
         on_host = [module for layer in layers[:first] for module in layer.modules()]
         on_device = [module for layer in layers[first:] for module in layer.modules()]
         for name, module in rest.items():
@@ -225,21 +170,15 @@ class Split(Placement):
         begins = next((n for n in range(first, len(layers)) if runs[n]), first)
         for n, layer in enumerate(layers[first:], first):
             layer.to(device)
-            if division.k:
+            if k:
                 add_hook_to_module(layer, _Crosses(crossing, first=n == begins))
         device_bytes = weight_bytes(on_device)
         host_bytes = weight_bytes(on_host)
-        if division.streamed:
-            running = [
-                layer for layer, runs_here in zip(layers[:first], runs, strict=False) if runs_here
-            ]
-            whole = common_weights(model, layers)
-            device_bytes += divide(running, division.streamed, crossing.link, device, whole)
         for part in [model] if device == HOST else layers[:first]:
             pack_linears(part, leave=layers[:first] if decoder else ())
         budget = None if self.kv_offload else to_bytes(self.budget_gib)
         sizes = device_bytes, host_bytes
-        runner = SplitRunner(model, crossing, self.link_gbps, sizes, division, budget)
+        runner = SplitRunner(model, crossing, self.link_gbps, sizes, k, budget)
         runner.host = compiled_host(model, layers[:first], decoder, runner.shapes, runner.watch)
         return runner
 
@@ -272,14 +211,14 @@ class SplitRunner(PlacedRunner):
         crossing: Crossing,
         link_gbps: float | None,
         sizes: tuple[int, int],
-        division: Division,
+        k: int,
         budget_bytes: int | None,
     ):
         super().__init__(model, crossing.device, crossing.link, link_gbps, *sizes)
         self.crossing = crossing
         self.budget_bytes = budget_bytes
-        self.k, self.streamed = division
-        self.fixed_layers = self._attending(max(0, self.k - 1))
+        self.k = k
+        self.fixed_layers = self._attending(max(0, k - 1))
 
     def bind(self, policy: Residency) -> None:
         """Let KV lie with its layer; what the weights leave of the budget is KV's."""

@@ -3,9 +3,7 @@ by Accelerate.
 
 Host, device and link have the proportions of HELM's smallest machine (RTX 4060, Qwen3-8B), and
 every arm has the same room for weights on the device. The device is this CPU. A layer takes as much
-longer on the host as the paper's bandwidths say. Where the device computes some of it, the host
-takes less by that part of its weights, and the layer is done when both are. What any arm copies to
-the device goes through the same `Link`: a copy is over when its bytes would have crossed a link of
+longer on the host as the paper's bandwidths say. What any arm copies to the device goes through the same `Link`: a copy is over when its bytes would have crossed a link of
 the paper's proportion, real copying included.
 """
 
@@ -32,10 +30,9 @@ from experiments.lab.records import save
 from experiments.runs.provenance import machine, provenance
 from ttc import Engine, Split, Streamed
 from ttc.attention.plan import Plan
-from ttc.cost_model.idle_link import helped_selector
+from ttc.cost_model.split_search import strategy_selector
 from ttc.decoder_layers import decoder_layers
 from ttc.memory.link import Link
-from ttc.placement.divided import DividedLinear
 from ttc.placement.split import SplitRunner
 
 GPU = MACHINES["RTX 4060"].gpu
@@ -60,18 +57,16 @@ PREFIX, PASSES, BRANCHES = 128, 5, (1, 16)
 SIMULATED = "the link, and how slow the host is"
 ARMS = {
     "resident": "all on the device (for comparison: it does not fit)",
-    "split": "`placement=split placement.streamed=0`",
-    "helped": "`placement=split placement.streamed=0.34`",
+    "split": "`placement=split`",
     "streamed": "`placement=streamed`",
     "accelerate": "Accelerate's `device_map='auto'`",
 }
 
 
-def split_of(arm: str) -> Split:
-    """The split of an arm, as the search has it for HELM's machine and model."""
-    share = 0.0 if arm == "split" else None
-    plan = helped_selector(qwen3("Qwen3-8B"), CPU, GPU, LINK, VRAM_BYTES, CHAT, share=share)
-    return Split(k=plan.split.k, streamed=plan.share)
+def helm_split() -> Split:
+    """The split that Algorithm 1 has for HELM's machine and model."""
+    plan = strategy_selector(qwen3("Qwen3-8B"), CPU, GPU, LINK, VRAM_BYTES, CHAT)
+    return Split(k=plan.k)
 
 
 def budget_bytes(model: nn.Module) -> int:
@@ -136,9 +131,7 @@ def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
             slow = _slow(compiled.states, len(on_host) * host_layer_s)
             compiled.states = slow  # type: ignore[method-assign]
         for layer in on_host if engine.runner.host is None else ():
-            layer.forward = _slow(
-                layer.forward, host_layer_s * (1 - _far_bytes(layer) / layer_bytes)
-            )
+            layer.forward = _slow(layer.forward, host_layer_s)
     link = engine.memory.link if arm != "accelerate" else model.ttc_link
     link.gbps = None
     branch = engine.root([7 * (n + 1) % SHAPE["vocab_size"] for n in range(PREFIX + 1)])
@@ -167,8 +160,8 @@ def random_model() -> Any:
 
 
 def _engine(arm: str, model: Any, link_gbps: float | None) -> Engine:
-    if arm in ("split", "helped"):
-        placement = replace(split_of(arm), link_gbps=link_gbps)
+    if arm == "split":
+        placement = replace(helm_split(), link_gbps=link_gbps)
         engine = Engine(model, None, runner=placement.place(model, "cpu"))
     elif arm == "streamed":
         streamed = Streamed(budget_gib=budget_bytes(model) / 2**30, link_gbps=link_gbps)
@@ -222,13 +215,6 @@ class _OverLink(Mapping[str, Tensor]):
         return len(self.weights)
 
 
-def _far_bytes(layer: nn.Module) -> int:
-    """Bytes of the weights that the device computes with, of a layer on the host."""
-    divided = [module for module in layer.modules() if isinstance(module, DividedLinear)]
-    rows = [(m.out_features - m.near.out_features, m.near.weight) for m in divided]
-    return sum(n * weight.shape[1] * weight.element_size() for n, weight in rows)
-
-
 def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     """A call that takes so long at least."""
 
@@ -280,21 +266,19 @@ def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Markdown: what a pass takes and moves, and how much faster the split is, without and with the
-    device's help."""
+    """Markdown: what a pass takes and moves, and how much faster the split is."""
     lines = [
         "| branches | where layers run | weights on the device, MB | a pass, ms | MB to the device "
-        "| HELM's split is faster by | with help |",
-        "|---|---|---|---|---|---|---|",
+        "| HELM's split is faster by |",
+        "|---|---|---|---|---|---|",
     ]
     times = {(row["arm"], row["branches"]): row["pass_s"] for row in record["rows"]}
     for row in record["rows"]:
-        faster = ["-", "-"]
-        if row["arm"] in ("streamed", "accelerate"):
-            splits = [times.get((arm, row["branches"])) for arm in ("split", "helped")]
-            faster = [f"{row['pass_s'] / split:.1f}" if split else "-" for split in splits]
+        faster, split = "-", times.get(("split", row["branches"]))
+        if row["arm"] in ("streamed", "accelerate") and split:
+            faster = f"{row['pass_s'] / split:.1f}"
         lines.append(
             f"| {row['branches']} | {ARMS[row['arm']]} | {row['device_bytes'] / 1e6:.0f} | "
-            f"{row['pass_s'] * 1e3:.0f} | {row['moved_bytes'] / 1e6:.2f} | {' | '.join(faster)} |"
+            f"{row['pass_s'] * 1e3:.0f} | {row['moved_bytes'] / 1e6:.2f} | {faster} |"
         )
     return "\n".join(lines)

@@ -60,14 +60,14 @@ def test_branches_stand_half_way_without_being_computed() -> None:
     )
     setting = replace(config, search=Steps(20, 16, 2, 4))
     plan_ = planned(setting, COMPILED, MODULES)
-    option = next(o for o in plan_.options() if (o.placement, o.memory) == ("resident", "headwise"))
+    option = next(o for o in plan_.options() if (o.placement, o.memory) == ("resident", "paged"))
     engine = plan.engine_of(setting, plan_, option)
     branches = half_way(engine, setting.search)
     assert [len(branch.tokens) for branch in branches] == [20 + 1 + 6] * 2
     assert all(
         float(part.float().min()) > 0
         for kv in engine.memory.live
-        for c in kv.host
+        for c in kv.device
         if c
         for part in c.both
     )
@@ -91,15 +91,13 @@ WEIGHTS_SHORT = Setting("weights", "small", type(OPT)(
     ("setting", "placement", "memory"),
     [
         (KV_SHORT, "resident", "paged"),
-        (KV_SHORT, "resident", "headwise"),
-        (KV_SHORT, "split", "layerwise"),
+        (KV_SHORT, "split", "paged"),
         (PROBLEMS, "resident", "paged"),
-        slow((PROBLEMS, "resident", "headwise")),
-        slow((PROBLEMS, "resident", "layerwise")),
+        slow((PROBLEMS, "resident", "beam_groups")),
         (KV_SHORT, "streamed", "beam_groups"),
         slow((WEIGHTS_SHORT, "resident", "paged")),  # branch after branch
         (WEIGHTS_SHORT, "split", "paged"),
-        (WEIGHTS_SHORT, "streamed", "headwise"),
+        (WEIGHTS_SHORT, "streamed", "paged"),
     ],
 )
 def test_so_many_bytes_cross_as_were_predicted(
@@ -118,7 +116,7 @@ def test_so_many_bytes_cross_as_were_predicted(
 def test_several_problems_have_a_prompt_each() -> None:
     setting = replace(KV_SHORT, search=Steps(20, 16, 4, 4, problems=2))
     plan_ = planned(setting, COMPILED, MODULES)
-    option = next(o for o in plan_.options() if (o.placement, o.memory) == ("split", "layerwise"))
+    option = next(o for o in plan_.options() if (o.placement, o.memory) == ("split", "paged"))
     branches = half_way(plan.engine_of(setting, plan_, option), setting.search)
     prompts = [tuple(branch.tokens[:20]) for branch in branches]
     assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
@@ -128,9 +126,8 @@ def test_a_part_of_the_settings_leaves_the_others_in_the_record(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
-    plain = replace(MODULES, name="cpu bfloat16 by plain modules")
     torch.set_num_threads(1)
-    profile = Path(write_profile(tmp_path / "profile.json", [COMPILED, plain], link))
+    profile = Path(write_profile(tmp_path / "profile.json", [COMPILED], link))
     monkeypatch.setattr(
         plan, "measured", lambda setting, _: [row("paged", 0.3, setting=setting.name)]
     )

@@ -99,11 +99,10 @@ def test_the_modules_run_where_something_acts_on_them(
     assert_like_plain(plain, other)
 
 
-def test_layers_of_another_kind_and_layers_that_the_device_helps_with_run_by_modules(
+def test_layers_of_another_kind_run_by_modules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert runner_of(placed(deeper("gpt2"), Split(k=3))).host is None
-    assert runner_of(placed(deeper("llama"), Split(k=4, streamed=0.5))).host is None
     assert runner_of(placed(deeper("llama"), Split(k=1))).host is None
     monkeypatch.setenv(SWITCH, "0")
     assert runner_of(placed(deeper("llama"), Split(k=3))).host is None
@@ -127,7 +126,7 @@ def test_auto_goes_by_what_runs_the_hosts_layers(family: str, k: int, tmp_path: 
     decided = Split(profile=profile, budget_gib=1, **STEP).decide(
         deeper(family), torch.device("cuda")
     )
-    assert decided == (k, 0.0)
+    assert decided == k
 
 
 @pytest.mark.parametrize(("family", "compiled"), [("llama", True), ("gpt2", False)])
@@ -141,8 +140,4 @@ def test_a_plan_knows_what_runs_a_model(
     assert (machine.compiled.block_overhead_s, machine.host.block_overhead_s) == (
         expected.block_overhead_s,
     ) * 2
-    assert (
-        machine.host_modules is not None
-        and machine.host_modules.block_overhead_s == SLOW.block_overhead_s
-    )
     assert machine.modules.block_overhead_s == SLOW.block_overhead_s

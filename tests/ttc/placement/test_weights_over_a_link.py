@@ -1,10 +1,8 @@
-"""Weights that come to the device in every pass, of whole layers or of a share of their rows: a
-link that is late, a pass that breaks off, and a transfer that fails."""
+"""Weights that come to the device in every pass: a link that is late, a pass that breaks off, and a
+transfer that fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,25 +11,16 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
 from tests.helpers.placements import LAYERS, deeper, placed
-from ttc import BeamGroups, Split, Streamed
+from ttc import BeamGroups, Streamed
 from ttc.approximate.early_exit import EarlyExit
-from ttc.placement.base import Placement
 
 KIB = 1 / 2**20
-PLACEMENTS: dict[str, Callable[..., Placement]] = {
-    "streamed": Streamed,
-    "split with help": partial(Split, k=LAYERS, streamed=0.6),
-}
-PLACED = pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("streamed", LAYERS), ("split with help", 1)])
-def test_a_late_link_changes_nothing_but_time_and_kv_crosses_it_too(kind: str, layers: int) -> None:
-    """layers: on the device, which keep KV there."""
+def test_a_late_link_changes_nothing_but_time_and_kv_crosses_it_too() -> None:
     plain = deeper("qwen3")
-    engine = placed(
-        plain, PLACEMENTS[kind](link_gbps=0.02), memory=BeamGroups(layers * 8 * KIB, block_tokens=8)
-    )
+    memory = BeamGroups(LAYERS * 8 * KIB, block_tokens=8)
+    engine = placed(plain, Streamed(link_gbps=0.02), memory=memory)
     for branch in grow(engine):
         assert_like_plain(plain, branch)
     link = engine.memory.link
@@ -41,13 +30,10 @@ def test_a_late_link_changes_nothing_but_time_and_kv_crosses_it_too(kind: str, l
     assert moved.total() > moved["weights"] + moved["activations"] + moved["positions"], "KV moves"
 
 
-@PLACED
-def test_a_pass_that_breaks_off_leaves_the_next_one_right(
-    placement: Callable[..., Placement],
-) -> None:
+def test_a_pass_that_breaks_off_leaves_the_next_one_right() -> None:
     plain = deeper("llama")
     # so slow that weights for the next layers are still under way
-    engine = placed(plain, placement(link_gbps=0.002))
+    engine = placed(plain, Streamed(link_gbps=0.002))
     branches = engine.roots([prompt(1, 6), prompt(2, 6)]).result()
     exit = EarlyExit(rule="entropy", l_min=1, theta=1e9, eps=1e9)
     assert len(engine.score(branches, [[[3], [4]]] * 2, exit=exit).result()) == 2
@@ -57,12 +43,11 @@ def test_a_pass_that_breaks_off_leaves_the_next_one_right(
 
 
 @pytest.mark.slow
-@PLACED
 def test_a_transfer_that_fails_is_raised_and_the_next_pass_is_right(
-    placement: Callable[..., Placement], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain = deeper("llama")
-    engine = placed(plain, placement())
+    engine = placed(plain, Streamed())
     branch = engine.root(prompt(1, 12))
     link, fetch = engine.memory.link, engine.memory.link.fetch
 

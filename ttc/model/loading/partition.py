@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from ttc.attention.hf_hook import attending, attention_set_to, uninstall
 from ttc.cost_model.unit import Unit
-from ttc.decoder_layers import decoder_layers, large_linears
+from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import StateBatch
 from ttc.model.check.recording import REPLAY, AttentionCall
@@ -277,12 +277,7 @@ def _bytes_and_ties(weights: dict[str, Weights], sizes: _Sizes) -> dict[str, dic
 
 def _multiplied(block: nn.Module, config: Any, sizes: _Sizes) -> dict[str, Any]:
     weights = dict(block.named_parameters())
-    large = [linear.weight for linear in large_linears(block).values()]
-    facts: dict[str, Any] = {
-        "multiplied": _matrices(weights.values()),
-        # plain ones alone can be divided between host and device
-        "large_bytes": sum(weight.nbytes for weight in large if id(weight) not in sizes.stored),
-    }
+    facts: dict[str, Any] = {"multiplied": _matrices(weights.values())}
     of_experts = [weight for name, weight in weights.items() if "experts" in name.split(".")]
     if of_experts:
         experts = _first_set(config, EXPERTS)

@@ -62,11 +62,10 @@ def lbs(machine: Machine) -> Iterator[Row]:
 
 
 def helm(machine: Machine) -> Iterator[Row]:
-    """Qwen3-8B with 7 GiB of weights on the device: split, split with weights that stream, and
-    streamed, for 1 and 16 branches on 128 tokens."""
+    """Qwen3-8B with 7 GiB of weights on the device, split and streamed, for 1 and 16 branches on 128 tokens."""
     config = Qwen3Config(**(TINY_QWEN if machine.rehearsed else QWEN3_8B))
     config.num_hidden_layers = layers_in_memory(config, config.num_hidden_layers)
-    for arm in ("split", "helped", "streamed"):
+    for arm in ("split", "streamed"):
         for branches in placement.BRANCHES:
             yield _tried(
                 f"{arm}, {branches} branches",
@@ -80,7 +79,7 @@ def _placed(machine: Machine, config: Any, arm: str, branches: int) -> Row:
         budget = placement.budget_bytes(model) / 2**30
         runner = Streamed(budget_gib=budget).place(model, machine.memory)
     else:
-        split = placement.split_of(arm)
+        split = placement.helm_split()
         k = max(2, split.k * config.num_hidden_layers // placement.SHAPE["num_hidden_layers"])
         runner = replace(split, k=min(k, config.num_hidden_layers)).place(model, machine.memory)
     engine = Engine(model, None, runner=runner)

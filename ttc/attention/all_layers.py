@@ -1,5 +1,4 @@
-"""The attention of all layers of a decode pass, for compiled code that runs the layers in
-between."""
+"""The attention of all layers of a decode pass, for compiled code that runs the layers."""
 
 from __future__ import annotations
 
@@ -15,15 +14,14 @@ from ttc.attention.plan import Plan
 
 
 class LayerCalls(NamedTuple):
-    """A call of the CPU kernel for each layer, good for all passes of a plan while the plan
-    lives."""
+    """A call of the CPU kernel for each layer, good for all passes of a plan."""
 
     kernel: int
     """Its address."""
     parameters: np.ndarray
     """A row for each layer, int64."""
     counters: np.ndarray
-    """What the calls count in, which is to be 0 before each pass."""
+    """Are to be 0 before each pass."""
 
 
 def all_layers(

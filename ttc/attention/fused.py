@@ -17,8 +17,7 @@ from ttc.memory.storage import Storage
 from ttc.parts import find
 
 SWITCH = "TTC_FUSED"
-"""The environment variable that turns the kernels off when it is 0; plans then run operation by
-operation."""
+"""The environment variable that turns the kernels off when it is 0."""
 
 NewKV = tuple[int, int, Storage, int]
 """Where new tokens' KV stays: the first row, how many rows, the storage, and its first token to
@@ -46,8 +45,8 @@ class FusedAttention(Protocol):
         ...
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
-        """Write new keys and values (kv_heads, rows, dim) to the device copies of where they stay,
-        if the kernel can; says whether it did."""
+        """Write new keys and values (kv_heads, rows, dim) where they stay on the device; says
+        whether the kernel did."""
         ...
 
     def advance(self) -> None: ...
@@ -63,11 +62,8 @@ def fused_attention(
     owners: tuple[Sequence[Any], Sequence[int]] | None = None,
 ) -> FusedAttention | None:
     """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type
-    and device, or PyTorch's operations are faster.
-
-    runs, filled, owners: see `PlanArrays`. new: what `store` writes.
-    q: (kv_heads, groups, rows, dim).
-    """
+    and device, or PyTorch's operations are faster. runs, filled, owners: see `PlanArrays`. new:
+    what `store` writes. q: (kv_heads, groups, rows, dim)."""
     if os.environ.get(SWITCH) == "0":
         return None
     if q.device.type == "cpu":
@@ -78,6 +74,5 @@ def fused_attention(
 
 @cache
 def _attention_on(device: str) -> Callable[..., FusedAttention | None] | None:
-    """What attends on a kind of device, None where no part does."""
     found: Callable[..., FusedAttention | None] | None = find("attention", device)
     return found

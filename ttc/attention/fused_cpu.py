@@ -1,5 +1,4 @@
-"""A layer's attention as one call on the CPU: what the kernel needs to know, and the threads that
-run it."""
+"""A layer's attention as one call on the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ tokens then took 0.8 of the kernel's time, and one of 1,024 as long."""
 
 
 class Kernel(NamedTuple):
-    """The compiled kernel for one type of KV, and what its source says of its parameters."""
+    """The compiled kernel for one type of KV."""
 
     function: int
     """Its address."""
@@ -42,9 +41,8 @@ class Kernel(NamedTuple):
 
 @cache
 def kernel(dtype: torch.dtype, packed: str | None = None) -> Kernel | None:
-    """The kernel for KV of this type, compiled at first use; None for other types, and, with a
-    warning, without a C++ compiler that takes its source. packed: the kind of a codec that entries
-    are packed by."""
+    """Compiled at first use; None for other types, and, with a warning, without a C++ compiler that
+    takes its source. packed: the kind of a codec that entries are packed by."""
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
     options = ["-DPACKED"] if packed else []
@@ -62,11 +60,8 @@ def kernel(dtype: torch.dtype, packed: str | None = None) -> Kernel | None:
 
 
 class CompiledAttention:
-    """The kernel, ready for one plan (see `FusedAttention`).
-
-    kernel: the one for dtype. pairs: rows times the keys that each attends.
-        own_rows: rows with own keys.
-    """
+    """The kernel for dtype, ready for one plan (see `FusedAttention`). pairs: rows times the keys
+    that each attends. own_rows: rows with own keys."""
 
     def __init__(self, arrays: PlanArrays, dtype: torch.dtype, kernel: Kernel):
         self.arrays = arrays
@@ -175,8 +170,7 @@ class CompiledAttention:
     def _allocate(
         self, threads: int, kv_heads: int, groups: int, dim: int, value_dim: int
     ) -> tuple[Any, ...]:
-        """The parameters that a layer's shape decides, with memory for a call's intermediate
-        results."""
+        """The parameters that a layer's shape decides, with memory for results."""
         arrays, heads = self.arrays, kv_heads * groups
         queries = arrays.max_rows * groups
         stride = self.kernel.scratch_bytes(queries, dim, value_dim)
@@ -215,7 +209,7 @@ def fused_attention(
 
 
 def has_tiles() -> bool:
-    """Whether the processor has Intel's tiles (AMX) for bfloat16."""
+    """Whether the processor has Intel's AMX for bfloat16."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 

@@ -1,5 +1,4 @@
-"""The attention function that Hugging Face models call, registered as `IMPLEMENTATION`; a model is
-set to it, and back to what it was.
+"""The attention function that Hugging Face models call, registered as `IMPLEMENTATION`.
 
 The plan of a pass is a context variable, for not every model passes keyword arguments on to its
 attention. No mask is registered under the name, so transformers builds none.
@@ -26,8 +25,7 @@ IMPLEMENTATION = "ttc_tree"
 
 
 AttentionChoice = list[tuple[Any, str | None]]
-"""What a model's attention was set to: each configuration in it, with the name of its attention
-implementation."""
+"""Each configuration in a model, with the name of its attention implementation."""
 
 _BEFORE: WeakKeyDictionary[torch.nn.Module, AttentionChoice] = WeakKeyDictionary()
 """What the models that run over the engine's attention were set to before."""
@@ -35,11 +33,8 @@ _BEFORE: WeakKeyDictionary[torch.nn.Module, AttentionChoice] = WeakKeyDictionary
 
 @dataclass(frozen=True)
 class AttentionPlace:
-    """What the check at load learns of an attention module that its attributes and arguments don't
-    tell.
-
-    layers: the numbers of its calls among all calls of attention in a pass. window, chunk: its
-        sliding window and its chunks, in tokens, where it leaves these to the mask.
+    """What the check at load learns of an attention module. layers: the numbers of its calls among
+    all calls of attention in a pass. window, chunk: in tokens, where it leaves these to the mask.
     """
 
     layers: tuple[int, ...]
@@ -124,8 +119,7 @@ def install(model: Any) -> None:
 
 
 def uninstall(model: Any) -> None:
-    """Set the model's attention to what it was before `install`. A copy of such a model gets its
-    eager attention."""
+    """Set it to what it was before `install`; a copy of such a model gets eager attention."""
     if is_installed(model):
         if model in _BEFORE:
             _restore(_BEFORE.pop(model))
@@ -148,8 +142,7 @@ def lent(model: Any) -> Iterator[None]:
 
 @contextmanager
 def attention_set_to(model: Any, implementation: str) -> Iterator[None]:
-    """The model over another attention implementation, where it can be set, and as it was
-    afterwards."""
+    """The model over another attention implementation, where it can be set."""
     if not can_set_attention(model):
         yield
         return

@@ -19,7 +19,7 @@ FEW_ROWS = 256
 every call."""
 
 VisibleRange = tuple[int | None, int | None, int | None, int]
-"""What decides on the tokens that a layer sees: its window, chunk, recent and sink."""
+"""A layer's window, chunk, recent and sink."""
 
 Partial = tuple[Tensor, Tensor]
 """out (..., rows, value_dim), and the natural log-sum-exp of the scores (..., rows) in at least
@@ -28,8 +28,7 @@ float32."""
 
 @dataclass(frozen=True)
 class Layer:
-    """What an attention layer says of itself: its index, score scale, soft cap and sliding window
-    (tokens).
+    """What an attention layer says of itself: its index, score scale, soft cap and window (tokens).
 
     chunk: tokens of a chunk, where a row sees only those of the same chunk.
     recent, sink: of what the window leaves, only the last `recent` and the first `sink` tokens are
@@ -57,12 +56,11 @@ class Layer:
         return self.nearest is None and self.chunk is None
 
     def first_seen(self, position: int) -> int:
-        """The first position from which a row at `position` sees everything up to itself."""
+        """From which on a row at `position` sees everything up to itself."""
         return first_seen(position, self.nearest, self.chunk)
 
     def sees(self, positions: Tensor, keys: Tensor) -> Tensor:
-        """(rows, keys) bool: which keys, given by position, the rows at `positions` see, causality
-        aside."""
+        """(rows, keys) bool: which keys, given by position, rows see, causality aside."""
         behind = positions[:, None] - keys
         seen = torch.ones_like(behind, dtype=torch.bool)
         if self.recent is not None:
@@ -81,11 +79,8 @@ def partial_attention(
     causal: bool = False,
     visible: Tensor | None = None,
 ) -> Partial:
-    """Softmax attention of q over one run of keys.
-
-    q: (batch, heads, rows, dim). k, v: (batch, heads, keys, dim). visible: (rows, keys) bool, None
-        for all.
-    """
+    """Softmax attention of q over one run of keys. q: (batch, heads, rows, dim). k, v: (batch,
+    heads, keys, dim). visible: (rows, keys) bool, None for all."""
     fusable = visible is None and layer.softcap is None and q.shape[-1] == v.shape[-1]
     if (
         fusable
@@ -141,11 +136,8 @@ def segment_attention(
     q: Tensor, k: Tensor, v: Tensor, layer: Layer, visible: Tensor | None
 ) -> Partial:
     """All rows of one segment at once, queries of a group folded together so that keys are read
-    once.
-
-    q: (kv_heads, groups, rows, dim); k, v: (kv_heads, keys, dim); visible: (rows, keys) bool or
-        None.
-    """
+    once. q: (kv_heads, groups, rows, dim); k, v: (kv_heads, keys, dim); visible: (rows, keys) bool
+    or None."""
     kv_heads, groups, rows, dim = q.shape
     folded = q.reshape(1, kv_heads, groups * rows, dim)
     if visible is not None:

@@ -11,8 +11,7 @@ from ttc.tree.segment import Segment
 
 @dataclass(frozen=True)
 class Piece:
-    """`length` tokens of a storage from its token `first` on, which a range of rows attends in
-    full."""
+    """Tokens of a storage from its token `first` on, which a range of rows attends in full."""
 
     kv: Storage
     first: int
@@ -29,10 +28,8 @@ def pieces(
     paths: Sequence[Sequence[Segment]], counts: Sequence[int], ends: Sequence[int]
 ) -> list[Piece]:
     """The pieces for paths in depth-first order (see `depth_first`), with `counts` rows each, of
-    their tokens before the positions `ends`.
-
-    Neighbours in a storage that the same rows attend are one piece, however they came to be.
-    """
+    their tokens before the positions `ends`. Neighbours in a storage that the same rows attend are
+    one piece."""
     spans: dict[tuple[Segment, int], list[int]] = {}
     row = 0
     for path, rows, end in zip(paths, counts, ends, strict=True):
@@ -64,8 +61,8 @@ def pieces(
 
 
 def depth_first(paths: Sequence[Sequence[Segment]], ends: Sequence[int] | None = None) -> list[int]:
-    """An order of the paths in which all that attend any one segment are neighbours. ends: who
-    attends its path up to this position alone, None where all do to the end."""
+    """An order of the paths in which all that attend any one segment are neighbours. ends: the
+    position up to which each is attended, None for all of it."""
 
     seen = ends or [path[-1].end if path else 0 for path in paths]
 

@@ -55,15 +55,15 @@ class Run:
 
 
 class Plan:
-    """pieces: what rows attend in full, the rows packed in depth-first order so that those of a
-        piece are contiguous.
-    positions: the position of each row's token.
-    runs: of all rows, in order.
+    """A pass, or several, over packed rows.
+
+    pieces: what rows attend in full; in depth-first order, so that those of a piece are contiguous.
+    positions: of each row's token. runs: of all rows, in order.
     policy: of the memory that the pieces lie in; None where all is on the device.
-    states: of models with recurrent layers, the states of the pass's sequences.
+    states: of models with recurrent layers, those of the pass's sequences.
     in_storages: whether each row writes its token where its branch's storage goes on. The plan is
-        good for many passes then, a token further each time.
-    passes: those that are done.
+        good for many passes then, a token further each time. passes: those that are done.
+
     Shapes: q (kv_heads, groups, rows, dim); key, value (kv_heads, rows, dim).
     """
 
@@ -102,20 +102,17 @@ class Plan:
 
     @property
     def fused(self) -> FusedAttention | None:
-        """The kernel of the device that the first layers run on; None before they ran, and where
-        there is none."""
+        """The kernel of the first layers' device; None before they ran, and where there is none."""
         return next(iter(self._kernels.values()), None)
 
     def kernel_on(self, q: Tensor) -> FusedAttention | None:
-        """The kernel of a layer's queries, which the first of the layers on a device makes
-        ready."""
+        """The kernel of a layer's queries, which the first layer on a device makes ready."""
         if q.device not in self._kernels:  # layers may run on several devices
             self._kernels[q.device] = self.kernel_for(q)
         return self._kernels[q.device]
 
     def turn(self, layers: tuple[int, ...]) -> int:
-        """The next of the layers that one module serves, from the first one again in a next
-        pass."""
+        """The next of the layers that one module serves."""
         self._turns[layers] += 1
         return layers[(self._turns[layers] - 1) % len(layers)]
 
@@ -162,10 +159,8 @@ class Plan:
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         """Store the new keys and values, then attend all that the rows see: what is on the device,
-        then what is read from elsewhere.
-
-        Returns out (kv_heads, groups, rows, value_dim) and its log-sum-exp, both at least float32.
-        """
+        then what is read from elsewhere. Returns out (kv_heads, groups, rows, value_dim) and its
+        log-sum-exp, both at least float32."""
         fused = self.kernel_on(q)
         stream = self.stream
         views = stream.views.get(layer.index, ()) if stream is not None else ()
@@ -188,7 +183,7 @@ class Plan:
         return out, lse
 
     def _expect_hidden(self, layer: Layer, absent: Iterable[int], device: torch.device) -> None:
-        """Raise RuntimeError where something that was not read lies within the layer's window."""
+        """Raise RuntimeError where something that was not read is seen."""
         for index in absent:
             rows = self.pieces[index].rows
             if rows.start < rows.stop and self._span(index, layer, device) is not None:
@@ -310,8 +305,7 @@ class Plan:
     def _attend_last(
         self, layer: Layer, q: Tensor, heads: slice, count: int, rows: Sequence[int]
     ) -> Partial:
-        """What these rows' queries to some KV heads see of the last `count` tokens that each row
-        has written."""
+        """What these rows see of the last `count` tokens that each has written."""
         parts = []
         for row in rows:
             storage, first, _ = self.runs[row].places[0]

@@ -43,22 +43,17 @@ QUERIES = 64
 """The most queries (rows x heads of a group) of a task: what is done once per key is then little
 beside the rest."""
 KEYS = 512
-"""The keys of a task, at most 1.5 times as many, where few rows attend them: enough to hide what a
-task costs at all, few enough to share among threads."""
+"""Of a task, at most 1.5 times as many, where few rows attend them: enough to hide what a task
+costs, few enough to share among threads."""
 
 LONG_PART = 1024
-"""Own keys are read with the last of several parts where these have at least so many keys: they are
-few beside them."""
+"""Own keys are read with the last of several parts where these have so many keys."""
 
 
 @dataclass(frozen=True)
 class KeySplit:
-    """How keys are cut into tasks.
-
-    keys: of a task, about. short_keys: an entry of at most so many keys is read with what lies
-        below it, where all of its rows attend one of two things more: reading it twice then takes
-        less than a task for it alone.
-    """
+    """How keys are cut into tasks. keys: of a task, about. short_keys: an entry of at most so many
+    is read with what lies below it, where all of its rows attend one of two things more."""
 
     keys: int = KEYS
     short_keys: int = 0
@@ -241,8 +236,7 @@ def task_rows(groups: int) -> int:
 
 
 def even(start: int, stop: int, largest: int) -> list[tuple[int, int]]:
-    """Cut a range into as few parts as possible of at most `largest`, as even as possible; none of
-    an empty range."""
+    """Cut a range into as few parts as possible of at most `largest`, as even as possible."""
     count = -(-(stop - start) // largest)
     ends = [start + (stop - start) * i // count for i in range(count + 1)] if count else [start]
     return list(pairwise(ends))

@@ -1,5 +1,4 @@
-"""Reading KV that is not on the device: unit by unit through two buffers, the next one in flight
-meanwhile."""
+"""Reading KV that is not on the device: unit by unit through two buffers."""
 
 from __future__ import annotations
 
@@ -40,10 +39,8 @@ class View:
 
 @dataclass(frozen=True)
 class Fetch:
-    """What is fetched together: some KV heads of a layer, of some pieces by their numbers.
-
-    view: what these heads see of the pieces, None for all.
-    """
+    """What is fetched together: some KV heads of a layer, of some pieces by their numbers. view:
+    what these heads see, None for all."""
 
     layer: int
     heads: slice
@@ -55,7 +52,7 @@ class Fetch:
 class Reads:
     """What the passes of a plan read.
 
-    positions: the position of each row's token in the first pass.
+    positions: of each row's token in the first pass.
     decodes: whether each row is a branch that decodes, a token at each of many passes.
     fresh: the numbers of the pieces that the pass itself writes, layer by layer.
     """
@@ -80,10 +77,8 @@ class Reader:
     """The units of a plan in the order in which its passes read them (ping-pong buffers: HeadInfer
     section 2; the next page prefetched: HELM Algorithm 3).
 
-    prefetch: fetch the next unit while one is read, and the first one of the next pass while the
-        last is.
-    keep: fetch each unit once and keep it.
-    kept: such a reader, read before this one.
+    prefetch: fetch the next unit while one is read, also the first one of the next pass.
+    keep: fetch each unit once and keep it. kept: such a reader, read before this one.
     views: for each layer its heads that do not see everything, of a pass's own rows either.
     """
 
@@ -119,7 +114,7 @@ class Reader:
         return tokens * len(heads) * (shape.key_dim + shape.value_dim)
 
     def read(self, layer: int) -> Iterator[tuple[Fetch, Staged]]:
-        """The units of a layer, one after the other, each with what was read of it."""
+        """The units of a layer, each with what was read of it."""
         self.layer = layer
         if self.kept is not None:
             yield from self.kept.read(layer)

@@ -11,21 +11,20 @@ from torch import Tensor
 
 
 def first_seen(position: int, window: int | None, chunk: int | None) -> int:
-    """The first position that a token sees: of the last `window`, and of its chunk, which begins at
-    a multiple of `chunk`."""
+    """The first position that a token sees: of the last `window`, and of its chunk."""
     first = 0 if window is None else max(0, position - window + 1)
     return first if chunk is None else max(first, position - position % chunk)
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one attention layer stores per token. K and V may differ in width (DeepSeek-V3).
+    """What an attention layer stores per token. K and V may differ in width (DeepSeek-V3).
 
-    window: how many tokens back the layer looks, None for all.
+    window: how many tokens back it looks. chunk: tokens of a chunk, where a token sees those of its
+        own alone (Llama 4). None for all.
     input_dim: the width of the input of its K and V projections; None where KV cannot be generated
         from it.
-    chunk: tokens of a chunk, where a token sees those of its own alone (Llama 4); None for all.
-    device: where its KV lies, for models on several devices; None for the one device of the others.
+    device: where its KV lies, for models on several devices.
     """
 
     kv_heads: int
@@ -55,12 +54,11 @@ class LayerShape:
         return LayerShape(1, self.input_dim or 0, 0, self.window, chunk=self.chunk)
 
     def packed(self, row_bytes: int) -> LayerShape:
-        """The shape in bytes, where each number takes one and each row so many besides."""
+        """The shape in bytes, a number taking one and a row so many besides."""
         return replace(self, key_dim=self.key_dim + row_bytes, value_dim=self.value_dim + row_bytes)
 
     def lay_out(self, buffer: Tensor, tokens: int, heads: int | None = None) -> LayerKV:
-        """Keys and values as views of a flat buffer, all keys first: (heads, tokens, dim). heads:
-        None for all of the layer's."""
+        """Keys and values as views (heads, tokens, dim) of a flat buffer, all keys first."""
         heads = self.kv_heads if heads is None else heads
         split = heads * tokens * self.key_dim
         keys, values = buffer[:split], buffer[split : split + heads * tokens * self.value_dim]
@@ -70,10 +68,8 @@ class LayerShape:
 
 
 class Codec(Protocol):
-    """How segments keep numbers in one byte each.
-
-    kind: its name, by which kernels know it. row_bytes: what a row of numbers takes besides.
-    """
+    """How storages keep numbers in one byte each. kind: its name for kernels. row_bytes: what a row
+    of numbers takes besides."""
 
     @property
     def kind(self) -> str: ...
@@ -92,7 +88,7 @@ class Codec(Protocol):
 
 class LayerKV:
     """Keys and values of one layer, (kv_heads, tokens, dim) each. An ACT block has the inputs of
-    its K and V projections, (1, tokens, width), as the keys of one head, and no values."""
+    its K and V projections, (1, tokens, width), as keys, and no values."""
 
     __slots__ = ("_block", "_place", "_views")
 
@@ -103,8 +99,7 @@ class LayerKV:
 
     @classmethod
     def of_block(cls, block: Tensor, layer: int) -> LayerKV:
-        """A layer of a `Storage.block`. Its views are made when they are asked for: a kernel needs
-        none."""
+        """A layer of a `Storage.block`. Its views are made when asked for: a kernel needs none."""
         copy = cls.__new__(cls)
         copy._views, copy._block, copy._place = None, (block, layer), None
         return copy
@@ -127,8 +122,8 @@ class LayerKV:
 
     @property
     def place(self) -> bytes:
-        """Where a kernel finds it, as six int64 numbers: the addresses of keys and values, then of
-        each the strides by head and by token."""
+        """Where a kernel finds it, as six int64: the addresses of keys and values, then of each the
+        strides by head and by token."""
         if self._place is None:
             k, v = self.both
             self._place = pack("6q", k.data_ptr(), v.data_ptr(), *k.stride()[:2], *v.stride()[:2])
@@ -138,7 +133,7 @@ class LayerKV:
     def empty(
         cls, shape: LayerShape, tokens: int, dtype: torch.dtype, device: torch.device, on_host: bool
     ) -> LayerKV:
-        """Keys and values in one new buffer."""
+        """In one new buffer."""
         pinned = on_host and device.type == "cuda"
         place = torch.device("cpu") if on_host else device
         elements = shape.elements * tokens

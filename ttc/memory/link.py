@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from ttc.trace import Trace
 
 MAX_WAITS = 10_000
-"""So many waits of the device may be unread before they are."""
+"""Unread waits of the device before they are read."""
 
 LEAST_PART_BYTES = 1 << 18
-"""What is needed later gives way after so many bytes; to look after each small copy takes longer
-than the copies."""
+"""What is needed later gives way after so many bytes."""
 
 Copies = Sequence[tuple[Tensor, Tensor]]
-"""(destination, source) of each copy."""
+"""(destination, source) each."""
 
 NOWHERE = torch.device("meta")
 """Where tensors have sizes and no numbers."""
@@ -44,13 +43,13 @@ class Transfer:
 
     @property
     def done(self) -> bool:
-        """Whether nothing of it is under way any more, as far as is known without waiting."""
+        """As far as is known without waiting."""
         if self.event is not None:
             return bool(self.event.query())
         return self.future is None or self.future.done()
 
     def result(self) -> None:
-        """Wait for the copies that a worker makes. Raises what the first that failed raised."""
+        """Wait for a worker's copies. Raises what the first that failed raised."""
         if self.future is not None:
             self.future.result()
 
@@ -58,12 +57,12 @@ class Transfer:
 class Link:
     """Moves KV between the tiers, one queue each way, and counts the bytes by cause.
 
-    Copies that are needed later, as the weights of the next layer, give way to those that are
-    needed now after each part (`LEAST_PART_BYTES`).
+    Copies that are needed later, as the next layer's weights, give way to others after each part
+    (`LEAST_PART_BYTES`).
 
     On CUDA each way is a stream, host memory is pinned, and the device does the waiting; what is
     needed later has a stream of its own. On a CPU copies are made at once or, with `gbps`, by a
-    worker that takes as long as a link of so many 1e9 bytes a second would. Times so obtained are
+    worker that takes as long as a link of so many 1e9 bytes a second. Times so obtained are
     simulated; bytes never are.
 
     uncharged: bytes to the device and to the host that no problem has been charged for yet.
@@ -83,8 +82,7 @@ class Link:
 
     @property
     def exposed_s(self) -> float:
-        """How long computing had to wait for copies so far, in seconds. Waits for the device to
-        come so far."""
+        """How long computing had to wait for copies so far. Waits for the device to come so far."""
         for before, after in self._device_waits:
             after.synchronize()
             self._exposed_s += before.elapsed_time(after) / 1e3
@@ -173,12 +171,12 @@ class Link:
             self.wait(transfer)
 
     def wait_and_ignore(self, transfer: Transfer | None) -> None:
-        """Wait for a transfer whose result nobody needs any more, failed or not."""
+        """Wait for a transfer whose result nobody needs, failed or not."""
         with suppress(Exception):
             self.wait(transfer)
 
     def wait_on_host(self, transfer: Transfer | None) -> None:
-        """Wait here, not on the device, until the transfer is done."""
+        """Wait here, not on the device."""
         if transfer is not None and transfer.event is not None:
             if not transfer.done:
                 with self._waiting():
@@ -206,7 +204,7 @@ class Queue:
         after: Sequence[Transfer] = (),
         later: bool = False,
     ) -> Transfer:
-        """Make copies in their order, and count them in `counter` by what causes them."""
+        """Make copies in their order, and count them by what causes them."""
         for cause, its in by_cause.items():
             counter[cause] += _nbytes(its)
         cause = " and ".join(by_cause)
@@ -252,9 +250,8 @@ class Queue:
     def _slowly(
         self, parts: Sequence[Copies], cause: str, after: Sequence[Transfer], asked: float
     ) -> None:
-        """Copy part by part, and end when a link that began as soon as it was free would. asked:
-        when it was to begin at first. Before each part but the first, what is not for later is
-        copied."""
+        """Copy part by part, each ending when a link that began as soon as it was free would.
+        asked: when it was to begin at first."""
         waits = not all(transfer.done for transfer in after)
         for transfer in after:
             transfer.result()
@@ -283,8 +280,7 @@ class Queue:
 
 
 class _Worker:
-    """A thread that does one thing after the other: what is not for later first, each in the order
-    in which it came."""
+    """A thread that does one thing after the other, in their order, what is for later last."""
 
     def __init__(self, name: str):
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -332,11 +328,9 @@ def _parts(copies: Copies) -> Iterator[Copies]:
 
 
 def contiguous_parts(copies: Copies, side: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The copies in parts whose destination (side 0) or source (side 1) is contiguous.
-
-    PyTorch takes other CUDA copies through pageable memory, filled at once, though what it reads
-    may still be under way.
-    """
+    """The copies in parts whose destination (side 0) or source (side 1) is contiguous. PyTorch
+    takes other CUDA copies through pageable memory, filled at once, though what it reads may still
+    be under way."""
     for pair in copies:
         host = pair[side]
         if host.is_contiguous():

@@ -1,5 +1,4 @@
-"""The one place that allocates KV: storages in two tiers, each under a byte budget, and one link
-between them that counts."""
+"""The one place that allocates KV: storages in two tiers, and one link between them."""
 
 from __future__ import annotations
 
@@ -26,12 +25,9 @@ class Memory(Tiers):
     block_tokens: the most tokens of a storage, which is what moves at once; None for no limit.
     one_block: whether all layers of a storage lie side by side on the device, so that a kernel
         finds them quickly; they never move then.
-    codec: how storages that no branch decodes in keep their numbers, None for the model's own
-        type.
-    live: all storages, in order of creation.
-    fixed_layers: see `fix`.
-    states: what recurrent layers keep, in the same tiers.
-    clock: counts plans; a storage keeps when one last used it.
+    codec: how storages that no branch decodes in keep their numbers.
+    live: all storages, in order of creation. states: what recurrent layers keep, in the same tiers.
+    fixed_layers: see `fix`. clock: counts plans.
     """
 
     def __init__(  # noqa: PLR0913 - what a policy says of its memory
@@ -69,8 +65,8 @@ class Memory(Tiers):
 
     def fix(self, layers: int, model_layers: int) -> None:
         """Let the first `layers` layers of attention keep their KV on the host, where they run, and
-        the first `model_layers` of all layers their states; before anything is allocated. These
-        bytes count in `fixed` alone. Raises InvalidInput where KV is packed."""
+        the first `model_layers` of all layers their states; before anything is allocated. It counts
+        in `fixed` alone. Raises InvalidInput where KV is packed."""
         if layers and self.codec is not None:
             raise InvalidInput(
                 f"memory keeps KV as {self.codec.kind}, which layers that run on the host do not; "
@@ -137,8 +133,8 @@ class Memory(Tiers):
         del self.live[storage]
 
     def pack(self, storage: Storage) -> None:
-        """Keep what is written in a storage as `codec` does, and no more room than that. Raises
-        OutOfMemory, and changes nothing then."""
+        """Keep what is written as `codec` does, and no more room than that. Raises OutOfMemory, and
+        changes nothing then."""
         packed = self.begin(storage.start, storage.filled, codec=self.codec)
         if packed.block is not None and storage.block is not None:
             packed.write(packed.block, storage.block[..., : storage.filled, :])
@@ -155,8 +151,8 @@ class Memory(Tiers):
     def copy(
         self, storage: Storage, first: int, end: int, cause: str, layers: Iterable[int]
     ) -> Storage:
-        """A copy on the device of some tokens of a storage, fetched from the host. Of layers that
-        run on the host it has the storage's own."""
+        """A copy on the device of some tokens of a storage, fetched from the host; of layers that
+        run on the host its own."""
         layers = self.moving(storage, layers)
         self.write_back(storage, cause, layers)
         twin = Storage(len(self.shapes), storage.start + first, end - first, storage.acts)
@@ -192,8 +188,8 @@ class Memory(Tiers):
     # ---------------------------------------------------------------- inputs beside KV
 
     def keep_inputs(self, storage: Storage, layers: Collection[int]) -> None:
-        """Room on the device for the inputs of some layers' K and V projections, beside what a
-        storage keeps. Raises OutOfMemory."""
+        """Room on the device for the inputs of some layers' K and V projections, beside a storage.
+        Raises OutOfMemory."""
         inputs = Storage(len(self.shapes), storage.start, storage.room, layers)
         nbytes = self.bytes_in(inputs, layers)
         self.claim_device(nbytes)
@@ -228,8 +224,8 @@ class Memory(Tiers):
         self.send_to_host(storage, list(zip(places, new, strict=True)), "new")
 
     def mirror(self, storage: Storage) -> None:
-        """Give a storage on the device room on the host, which `write_on` fills; none where the
-        host has too little."""
+        """Give a storage on the device room on the host, which `write_on` fills, if there is
+        any."""
         nbytes = self.bytes_in(storage, self.layers)
         if not storage.is_resident or nbytes > self.host.free_bytes:
             return
@@ -239,7 +235,7 @@ class Memory(Tiers):
         storage.on_host = 0
 
     def write_on(self, storage: Storage, end: int, cause: str) -> None:
-        """Bring the host's copies of what the device has too up to its first `end` tokens."""
+        """Bring host copies of what the device has too up to the first `end` tokens."""
         first = storage.on_host
         storage.on_host = max(first, end)
         layers = storage.spare
@@ -312,8 +308,8 @@ class Memory(Tiers):
 
     def join_link(self, link: Link, gbps: float | None) -> None:
         """Move KV over a link that carries weights, too, whose placement gives it `gbps`; before
-        anything is allocated. Raises InvalidInput where the memory policy gives it another
-        speed."""
+        anything is allocated. Raises InvalidInput where the memory policy gives it another speed.
+        """
         given = self.link.gbps
         if given is not None and gbps is not None and given != gbps:
             raise InvalidInput(
@@ -324,7 +320,7 @@ class Memory(Tiers):
         link.gbps = given if gbps is None else gbps
 
     def reserve(self, elements: int) -> Tensor:
-        """A plain device buffer for KV in transit; `unreserve` gives it back."""
+        """A device buffer for KV in transit; `unreserve` gives it back."""
         nbytes = elements * self.dtype.itemsize
         self.claim(self.device, nbytes)
         with as_out_of_memory(self.device, nbytes):

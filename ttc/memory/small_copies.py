@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Arrays of int64 as flat tensors on a device, all in one copy; each begins at a multiple of 16
+    """Arrays of int64 as flat tensors on a device, in one copy; each begins at a multiple of 16
     bytes."""
     ends = np.cumsum([array.size + array.size % 2 for array in arrays])
     together = staged(arrays, ends, device).to(device, non_blocking=True)
@@ -21,8 +21,8 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
 
 
 def staged(arrays: Sequence[np.ndarray], ends: np.ndarray, device: torch.device) -> Tensor:
-    """Arrays of int64 side by side on the host, from where a copy to the device needs no wait. Each
-    has its place up to one of `ends`, and zeros fill what it leaves of it."""
+    """Arrays of int64 side by side on the host, each up to one of `ends` and filled with zeros,
+    from where a copy to the device needs no wait."""
     pinned = device.type == "cuda"
     together = torch.zeros(int(ends[-1]), dtype=torch.int64, pin_memory=pinned)
     for array, part in zip(arrays, np.split(together.numpy(), ends[:-1]), strict=True):
@@ -32,10 +32,8 @@ def staged(arrays: Sequence[np.ndarray], ends: np.ndarray, device: torch.device)
 
 class SoFar:
     """What is read within waits for what was queued on the device when this was made, and not for
-    what was queued since: on CUDA, copies to the host are then made on a stream of their own.
-
-    The device must not write to what is read until the end.
-    """
+    what was queued since: on CUDA, copies to the host then have a stream of their own. The device
+    must not write to what is read until the end."""
 
     def __init__(self, device: torch.device):
         self._stream: torch.cuda.Stream | None = None

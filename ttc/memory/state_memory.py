@@ -17,11 +17,9 @@ class StateMemory:
 
     A state at a segment's end is a block, which the tiers move. Sequences that run change copies on
     the device.
-    shape: what the model keeps of a sequence; None for models without recurrent layers.
-    nbytes: what a state takes in a tier that has it. fixed_bytes: what it takes in layers that run
-        on the host.
-    live: the states at segments' ends, the oldest first.
-    running_bytes: what those of sequences that run take on the device.
+    shape: of a sequence; None for models without recurrent layers. nbytes: what a state takes in a
+        tier. fixed_bytes: what it takes in layers that run on the host.
+    live: the states at segments' ends, the oldest first. running_bytes: of sequences that run.
     """
 
     def __init__(self, tiers: Tiers):
@@ -32,7 +30,7 @@ class StateMemory:
 
     def use(self, shape: StateShape | None, fixed_layers: int = 0) -> None:
         """Keep states of this shape from now on. Those of the first `fixed_layers` layers lie on
-        the host, where these layers run, and never move."""
+        the host, where these run."""
         near = self.tiers.link.device
         self.shape = shape if shape is None or near.type != "meta" else shape.on(near)
         self.fixed_layers = fixed_layers
@@ -75,7 +73,6 @@ class StateMemory:
         tiers.fixed.take(sequences * self.fixed_bytes)
 
     def give(self, sequences: int) -> None:
-        """So many sequences run no more."""
         self.running_bytes -= sequences * self.nbytes
         self.tiers.device.give(sequences * self.nbytes)
         self.tiers.fixed.give(sequences * self.fixed_bytes)
@@ -87,8 +84,8 @@ class StateMemory:
             return self.shape.zeros(sequences)
 
     def load(self, states: Sequence[State | None], into: Tensors, first: int = 0) -> None:
-        """Copy kept states to `into`, from sequence `first` on; None for a sequence that has not
-        begun. A state that is on the host alone crosses the link once."""
+        """Copy kept states (None: not begun) to `into`, from sequence `first` on. A state that is
+        on the host alone crosses the link once."""
         rows: dict[State | None, list[int]] = {}
         for row, state in enumerate(states, first):
             rows.setdefault(state, []).append(row)

@@ -1,5 +1,4 @@
-"""Recurrent states: what layers of linear attention, state spaces and convolutions keep of a
-sequence, however long."""
+"""Recurrent states: what layers without KV keep of a sequence, however long."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from ttc.memory.tiers import BlockOf
 
 
 class Part(NamedTuple):
-    """One tensor of a state: the layer it belongs to, its kind, and its number among those of the
-    layer."""
+    """One tensor of a state: its layer, its kind, and its number among those of the layer."""
 
     layer: int
     kind: Literal["conv", "recurrent"]
@@ -24,13 +22,12 @@ class Part(NamedTuple):
 
 
 Tensors = dict[Part, Tensor]
-"""The tensors of some sequences' states, (sequences, ...) each."""
+"""Of some sequences' states, (sequences, ...) each."""
 
 
 @dataclass(frozen=True)
 class StateShape:
-    """What a model keeps of one sequence: of each part its shape, without the leading dimension of
-    sequences, its type and its device."""
+    """Of one sequence: of each part its shape, without the leading dimension, type and device."""
 
     parts: Mapping[Part, tuple[tuple[int, ...], torch.dtype, torch.device]]
 
@@ -44,7 +41,6 @@ class StateShape:
         )
 
     def on(self, device: torch.device) -> StateShape:
-        """The same with all parts on one device."""
         parts = self.parts.items()
         return StateShape({part: (shape, dtype, device) for part, (shape, dtype, _) in parts})
 
@@ -62,11 +58,8 @@ class StateShape:
 
 
 class State(BlockOf[Tensors]):
-    """The state of one sequence after its last token, kept at a segment's end; it never changes.
-
-    It moves as one piece, whose tensors are (1, ...) each. fixed: those of layers that run on the
-    host.
-    """
+    """The state of one sequence after its last token, kept at a segment's end; it never changes. It
+    moves as one piece. fixed: the tensors of layers that run on the host."""
 
     cause = "states"
 
@@ -85,13 +78,12 @@ class State(BlockOf[Tensors]):
 
 @dataclass(eq=False)
 class StateBatch:
-    """Sequences with equally many new tokens in a pass, whose states the recurrent layers change in
-    place.
+    """Sequences with equally many new tokens in a pass, whose states are changed in place.
 
     rows: the packed rows of each sequence, (sequences, tokens), on the CPU.
-    tensors: their states; none where all of them begin with this pass, which then leaves them here.
-    in_opening: of each, whether its new tokens stand before its branch's first generated one: all
-        of them do or none. Empty where it makes no difference.
+    tensors: none where all of them begin with this pass, which then leaves them here.
+    in_opening: of each, whether its new tokens stand before its branch's first generated one. Empty
+        where it makes no difference.
     broken: a pass was not finished, so that the states are of no use.
     cache: what the model's layers see of the states, kept from pass to pass.
     """

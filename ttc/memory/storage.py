@@ -27,16 +27,14 @@ NOWHERE = bytes(6 * 8)
 
 class Storage(BlockOf[LayerKV]):
     """Room for `room` tokens at positions from `start` on, of which the first `filled` are written.
-    Its pieces are the layers.
+    Its pieces are the layers. Its segments are a chain: nobody else writes between them.
 
-    Its segments are a chain, each the child of the one before: nobody else writes between them.
-    acts: the layers that keep the inputs of their K and V projections (CAPTURE).
-    inputs: while it is written, such inputs beside its keys and values, where it may keep them
-        alone later.
+    acts: the layers that keep the inputs of their K and V projections (CAPTURE). inputs: while it
+        is written, such inputs beside its KV, where it may keep them alone later.
     on_host: of layers that lie in both tiers, how many tokens the host's copies have.
     block: the device copies of all layers as one tensor (layers, 2, kv_heads, room, dim), keys
         before values, where they lie so.
-    being_written: whether a branch has a place in it for its next tokens, which nobody else gets.
+    being_written: whether a branch has a place in it for its next tokens.
     used_at: the memory's clock when a plan last read or wrote it.
     """
 
@@ -86,12 +84,10 @@ class Storage(BlockOf[LayerKV]):
 
     @property
     def is_resident(self) -> bool:
-        """Whether all layers are on the device."""
         return None not in self.device
 
     @property
     def left(self) -> int:
-        """The tokens that it still has room for."""
         return self.room - self.filled
 
     @property
@@ -119,8 +115,7 @@ class Storage(BlockOf[LayerKV]):
         self.room, self.codec = other.room, other.codec
 
     def places(self) -> bytes:
-        """Where a kernel finds each layer (`LayerKV.place`), one after the other; zeros where it
-        cannot read it."""
+        """Where a kernel finds each layer (`LayerKV.place`); zeros where it cannot read it."""
         if self.block is None:
             copies = [self.readable(layer) for layer in range(len(self.device))]
             return b"".join([NOWHERE if copy is None else copy.place for copy in copies])
@@ -146,7 +141,7 @@ class Places(NamedTuple):
 
 def room_for(left: int, written: int) -> int:
     """The room of a new storage for a branch that may write `left` more tokens in its step, and has
-    written so many. `python -m experiments.bench kept` measures what is kept beyond that."""
+    written so many (`python -m experiments.bench kept`)."""
     if left <= SHORT_STEP_TOKENS:
         return left
     return min(left, max(LEAST_TOKENS, written // WRITTEN_PER_ROOM))

@@ -18,14 +18,13 @@ from ttc.memory.link import Copies, Link, Transfer
 
 
 def as_budget(nbytes: int) -> str:
-    """`nbytes` in words, the GiB rounded up so that a budget of them is enough."""
+    """In words, the GiB rounded up so that a budget of them is enough."""
     gib = Context(prec=4, rounding=ROUND_CEILING).divide(nbytes, 2**30)
     return f"{nbytes:,} bytes ({gib:f} GiB)"
 
 
 def least_budget(nbytes: int) -> str:
-    """What to say of a budget that is too small for what is under way: what comes after it may need
-    more."""
+    """What to say of a budget that is too small for what is under way."""
     return (
         f"a budget of {as_budget(nbytes)} at least is needed, and what the search does next may "
         "need more: `python -m experiments.plan` tells what all of it takes"
@@ -35,8 +34,8 @@ def least_budget(nbytes: int) -> str:
 class Tier:
     """Bytes in use in one tier, and the most that may be; None for no limit but the machine's.
 
-    models: how many models keep KV here, under the one budget.
-    ceiling_bytes: what a budget that follows free memory may not exceed.
+    models: how many keep KV here, under the one budget. ceiling_bytes: what a budget that follows
+        free memory may not exceed.
     leaving: what was given back while transfers still use it. It counts in `peak_bytes` alone;
         whoever needs the room waits for it (`Tiers.claim`).
     """
@@ -77,7 +76,7 @@ class Tier:
         return sum(nbytes for nbytes, _ in self.leaving)
 
     def require(self, nbytes: int, used_bytes: int | None = None) -> None:
-        """Raise `OutOfMemory` unless `nbytes` fit with what is in use, or will be."""
+        """Raise OutOfMemory unless `nbytes` fit with what is in use, or will be."""
         used = self.used_bytes if used_bytes is None else used_bytes
         if self.budget_bytes is not None and used + nbytes > self.budget_bytes:
             shared = f", which {self.models} models share," if self.models > 1 else ""
@@ -96,7 +95,7 @@ class BlockOf(ABC, Generic[Copy]):
     """What moves between the tiers, piece by piece: of each piece a copy on the device, on the
     host, or both.
 
-    cause: what its bytes on the link count under, None for what whoever moves it says.
+    cause: what its bytes count under on the link, None for what whoever moves it says.
     written, fetched: the last transfer to the host copies and to the device copies.
     """
 
@@ -119,7 +118,7 @@ class BlockOf(ABC, Generic[Copy]):
 
     @property
     def spare(self) -> list[int]:
-        """The pieces whose host copies can be given up, as the device has them too."""
+        """The pieces that are in both tiers."""
         both = zip(self.device, self.host, strict=True)
         return [
             piece for piece, (near, far) in enumerate(both) if near is not None and far is not None
@@ -131,8 +130,7 @@ Block = BlockOf[Any]
 
 
 class Tiers(ABC):
-    """Where KV and recurrent states lie, and how they move: the device, the host, and the link
-    between them.
+    """Where KV and recurrent states lie, and how they move between device and host.
 
     fixed: what layers that run on the host keep there; it never moves, and counts in no budget.
     make_room: a policy's: has so many bytes free on the device, if it can.
@@ -161,7 +159,7 @@ class Tiers(ABC):
 
     @abstractmethod
     def buffer(self, block: Block, piece: int, host: bool = False) -> Any:
-        """Memory for a piece, on the device or on the host. It is not counted here."""
+        """Memory for a piece. It is not counted here."""
 
     @abstractmethod
     def moving(self, block: Block, pieces: Iterable[int] | None) -> list[int]:
@@ -181,15 +179,14 @@ class Tiers(ABC):
         return on_device, on_host
 
     def claim_device(self, nbytes: int) -> None:
-        """See that `nbytes` fit on the device, which the policy makes room for. Raises
-        OutOfMemory."""
+        """See that `nbytes` fit on the device, asking the policy for room. Raises OutOfMemory."""
         if self.device.free_bytes < nbytes:
             self.make_room(nbytes)
         self.claim(self.device, nbytes)
 
     def claim(self, tier: Tier, nbytes: int) -> None:
-        """See that `nbytes` fit now: wait for what is on its way out if they do not fit with it.
-        Raises OutOfMemory when they would not fit even then."""
+        """See that `nbytes` fit now: wait for what is on its way out if need be. Raises OutOfMemory
+        when they would not fit even then."""
         tier.require(nbytes)
         while tier.leaving_bytes and tier.leaving_bytes + nbytes > tier.free_bytes:
             for transfer in tier.leaving.popleft()[1]:
@@ -212,7 +209,7 @@ class Tiers(ABC):
         return sum(self.bytes_in(block, block.spare) for block in self.blocks())
 
     def give_back(self, block: Block) -> None:
-        """Let go of every copy at once: a transfer under way holds its tensors until it is done."""
+        """Let go of every copy: a transfer under way holds its tensors until it is done."""
         on_device, on_host = self.tier_bytes(block)
         self.device.give(on_device, block.under_way)
         self.host.give(on_host, block.under_way)
@@ -222,8 +219,7 @@ class Tiers(ABC):
     # ---------------------------------------------------------------- moving
 
     def write_back(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
-        """Give the device copies of some pieces (None: all) a copy on the host, if they have
-        none."""
+        """Give device copies of some pieces (None: all) a copy on the host, if they have none."""
         moving = self.moving(block, pieces)
         missing = [n for n in moving if block.device[n] is not None and block.host[n] is None]
         if not missing:
@@ -239,11 +235,8 @@ class Tiers(ABC):
         self.send_to_host(block, copies, cause)
 
     def evict(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
-        """Drop the device copies of some pieces (None: all), written back first where that is still
-        due.
-
-        Waits for the write-back unless it is done or CUDA's allocator does the waiting.
-        """
+        """Drop the device copies of some pieces (None: all), written back first where that is due.
+        Waits for it unless CUDA's allocator does."""
         leaving = [n for n in self.moving(block, pieces) if block.device[n] is not None]
         self.write_back(block, cause, leaving)
         for transfer in block.under_way:

@@ -80,8 +80,7 @@ def checked_continuations(
     given: Sequence[Tokens] | None,
     singles: bool,
 ) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """The arguments of `Engine.score`: what is given, and the continuations. singles: refuse longer
-    ones."""
+    """What `Engine.score` is given, and the continuations. singles: refuse longer ones."""
     check_one_each(len(branches), "branches", len(continuations), "lists of continuations")
     if given is not None:
         check_one_each(len(branches), "branches", len(given), "lists of given tokens")
@@ -111,8 +110,7 @@ def check_step(
     sampling: Sampling,
     limits: Sequence[int] | None = None,
 ) -> list[int]:
-    """The largest number of tokens of each branch. Refuses a step that cannot be made. limits: see
-    `Batch.add`."""
+    """The largest number of tokens of each branch. Refuses a step that cannot be made."""
     check_is("step", step, Step, "a ttc.Step(max_tokens=...)")
     given = [step.max_tokens] * len(branches) if limits is None else list(limits)
     check_one_each(len(branches), "branches", len(given), "values of max_tokens")

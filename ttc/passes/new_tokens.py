@@ -24,10 +24,8 @@ from ttc.usage import Usage, count_pass
 
 
 class New(NamedTuple):
-    """Tokens of a path that a pass computes.
-
-    keep: the numbers of those after which the model's output is wanted.
-    """
+    """Tokens of a path that a pass computes. keep: the numbers of those after which the model's
+    output is wanted."""
 
     holder: Holder
     tokens: Sequence[int]
@@ -87,8 +85,8 @@ def one_pass(
     tokens: Sequence[Sequence[int]],
     openings: Sequence[int] = (),
 ) -> Iterator[tuple[Packed, list[Path]]]:
-    """New tokens after each of some paths in a single pass, and who holds the longer paths until
-    it is over. None of them reads what another one writes."""
+    """New tokens after each of some paths in a single pass, and who holds the longer paths until it
+    is over. None of them reads what another one writes."""
     tree, states = runtime.tree, runtime.pass_states()
     paths = [Path(tree.hold(holder.leaf)) for holder in holders]
     before = [path.leaf for path in paths]
@@ -119,10 +117,9 @@ class Target:
 
     branch: whose it is. holder: who holds it, None for one that begins where `after` has ended.
     shared: whether what stands in the tree is taken, and others take what is computed.
-    wanted: the numbers of tokens after which the model's output is wanted, as far as it is
-        computed.
-    opening: see `Segment`. kept: whether others go on from its end. passing: of models with
-        recurrent layers, a segment whose state was kept for the next pass alone.
+    wanted: the numbers of tokens after which the model's output is wanted, where it is computed.
+    opening: see `Segment`. kept: whether others go on from its end. passing: of recurrent layers, a
+        segment whose state was kept for the next pass alone.
     """
 
     branch: Branch
@@ -268,7 +265,7 @@ def batches(
     runtime: Runtime, branches: Sequence[Branch], runs: Sequence[Sequence[int]], together: bool
 ) -> Iterator[list[int]]:
     """Which branches share a pass: depth-first, as many as `prefill_tokens` rows hold, problems
-    whole."""
+    whole where `together`."""
     paths = [b.leaf.path() for b in branches]
     order = depth_first(paths)
     units = [[i] for i in order]

@@ -16,11 +16,9 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of a model (logits, or what another head gives) at places of some sequences.
-
-    places[i]: places in sequence i, counted from its first token. computed[i]: the output (width,)
-    at each of them that was computed; what stands in the tree already is missing.
-    """
+    """The outputs of a model at places of some sequences. places[i]: in sequence i, from its first
+    token. computed[i]: the output (width,) at each of them that was computed; what stands in the
+    tree already is missing."""
 
     places: list[set[int]]
     computed: list[dict[int, Tensor]]

@@ -1,5 +1,4 @@
-"""Ratings that are made pass by pass: between two passes of a verifier's model others may use the
-engine."""
+"""Ratings that are made pass by pass: between two passes others may use the engine."""
 
 from __future__ import annotations
 
@@ -20,11 +19,8 @@ def pass_by_pass(
     rating: Callable[[V, Sequence[Branch], Sequence[str], Backend], Passes[RatingScores]],
 ) -> Callable[[V, Sequence[Branch], Sequence[str], Backend], RatingScores]:
     """A verifier's `rate` from a generator, which yields after each pass of a model and returns the
-    scores.
-
-    Whoever calls `rate` gets the scores, as from any verifier. `passes_of_rating` gives the
-    generator, whose caller may leave it for a while, or close it, between two passes.
-    """
+    scores. Whoever calls `rate` gets the scores; `passes_of_rating` gives the generator, whose
+    caller may leave it, or close it, between two passes."""
 
     @wraps(rating)
     def rate(
@@ -48,8 +44,7 @@ def pass_by_pass(
 def passes_of_rating(
     verifier: Verifier, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
 ) -> Passes[Any]:
-    """What `verifier.rate` returns, pass by pass where its `rate` is a `pass_by_pass`, else at
-    once."""
+    """What `verifier.rate` returns, pass by pass where it is a `pass_by_pass`."""
     rating = getattr(verifier.rate, "passes", None)
     if rating is None:
         return verifier.rate(branches, questions, backend)

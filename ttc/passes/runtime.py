@@ -68,8 +68,8 @@ class Runtime:
     prefill_tokens: the largest number of rows of a prefill pass. decode: tokens to text, special
         tokens left out unless `special=True`. settings: what the model's files ask of each token.
     under_way: calls that were begun, and have passes left.
-    run_ahead: whether batches that begin now launch the next token's pass before they read the last
-        token (`cuda/ahead.py`), where that changes nothing. On a CPU it would gain nothing.
+    run_ahead: whether batches launch the next token's pass before they read the last token
+        (`cuda/ahead.py`). On a CPU it would gain nothing.
     """
 
     runner: ModelRunner
@@ -99,7 +99,7 @@ class Runtime:
         )
 
     def plan(self, pieces: Sequence[Piece], positions: Sequence[int], runs: Sequence[Run]) -> Plan:
-        """The plan of a pass, or of several, that reads these pieces and writes these runs."""
+        """The plan of passes that read these pieces and write these runs."""
         places = [place.storage for run in runs for place in run.places]
         self.memory.used([*(piece.kv for piece in pieces), *places])
         return Plan(pieces, positions, runs, self.residency)

@@ -26,8 +26,7 @@ def score(
     continuations: Sequence[Sequence[list[int]]],
 ) -> Passes[tuple[Logprobs, Logprobs]]:
     """The log-probabilities of `Engine.score`, and of the likeliest token in each place. What all
-    continuations of a branch share is computed once, then what is left of each. A branch that is
-    released between two passes gets no more scores."""
+    continuations of a branch share is computed once, then what is left of each."""
     tree = runtime.tree
     pairs: LogprobPairs = [[[] for _ in group] for group in continuations]
     scored: dict[Target, list[tuple[list[tuple[float, float]], Sequence[int]]]] = {}
@@ -72,8 +71,7 @@ def _score(
     places: Sequence[int],
     texts: Sequence[tuple[list[tuple[float, float]], Sequence[int]]],
 ) -> None:
-    """Append to the scores of each text what the logits (places, vocab) say of the tokens that
-    follow."""
+    """Append to the scores of each text what the logits (places, vocab) say of what follows."""
     logprobs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     best = logprobs.amax(-1).tolist()
     for scores, text in texts:

@@ -23,8 +23,8 @@ from ttc.model.running.lens import Lens, joined, parts_of, row_dim, rows_of
 from ttc.model.running.runner import ModelRunner
 
 Decide = Callable[[int, Sequence[int], Tensor], set[int]]
-"""(layers computed, branches of the pass that are left, their lens logits (branches, vocab)) ->
-those that leave."""
+"""(layers computed, branches that are left, their lens logits (branches, vocab)) -> those that
+leave."""
 LayerWatch = Callable[[Sequence[int], int, Tensor, Tensor], None]
 """Sees each look: branches, layers computed, their last rows' states (branches, width), their lens
 logits."""
@@ -35,13 +35,12 @@ class _AllOut(Exception):
 
 
 class ShrinkingPass:
-    """One forward pass over the runs of a plan, which leave it when `decide` says so.
+    """One forward pass over the runs of a plan, which leave it when `decide` says so, asked after
+    layer `first_look` and each later one but the last.
 
-    decide: asked after layer `first_look` and each later one but the last. results: per run the
-        layers that it went through and the logits (vocab,) of its last row there. rows: computed by
-        each layer.
-    A run that leaves writes no KV in later layers, and recurrent states are of no use: its
-        segments must be dropped.
+    results: per run the layers that it went through and the logits (vocab,) of its last row there.
+        rows: computed by each layer.
+    A run that leaves writes no KV in later layers: its segments must be dropped.
     """
 
     def __init__(
@@ -199,7 +198,7 @@ def _row_dim(tensor: Tensor, rows: int) -> int | None:
 
 
 class _Trial:
-    """Two sequences of a few tokens, which go on from recurrent states where a model keeps any."""
+    """Two sequences of a few tokens, which go on from recurrent states where a model has any."""
 
     def __init__(self, runner: ModelRunner):
         vocabulary = runner.model.config.get_text_config().vocab_size
@@ -232,11 +231,8 @@ class _Trial:
 
 @torch.inference_mode()
 def checked_lens(runner: ModelRunner) -> Lens:
-    """The lens of a runner's model.
-
-    Raises UnsupportedModel unless, on a few tokens, the lens after the last layer gives the model's
-    own logits, also for rows that go on alone.
-    """
+    """The lens of a runner's model. Raises UnsupportedModel unless, on a few tokens, the lens after
+    the last layer gives the model's own logits, also for rows that go on alone."""
     lens = Lens(runner.model)
     name = type(runner.model).__name__
     trial = _Trial(runner)

@@ -35,10 +35,7 @@ def to_bytes(gib: float | None) -> int | None:
 
 def free_device_bytes(device: torch.device) -> int | None:
     """What a CUDA device has free now, PyTorch's unused memory included, less a tenth for
-    activations.
-
-    None elsewhere: on a CPU both tiers are the same memory, and moving KV would gain nothing.
-    """
+    activations. None on a CPU: both tiers are the same memory there."""
     if device.type != "cuda":
         return None
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -46,7 +43,7 @@ def free_device_bytes(device: torch.device) -> int | None:
 
 
 def machine_bytes() -> int:
-    """The memory of this machine that KV may take: half of all there is."""
+    """What of this machine's memory KV may take."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
@@ -63,7 +60,7 @@ class Residency(Options):
     budget_gib: PositiveFloat | None = None
 
     regenerates: ClassVar = False
-    """Whether it keeps what keys and values are computed from, and so needs the model."""
+    """Whether it needs the model, to compute keys and values again."""
     keeps_groups: ClassVar[bool] = False
     """Whether a group decodes its whole step before anything else happens."""
 
@@ -71,13 +68,13 @@ class Residency(Options):
     """Computes KV again; None where nothing is kept for it."""
     memory: Memory = field(init=False, repr=False)
     writing: dict[Block, int | None] = field(init=False, repr=False, default_factory=dict)
-    """What passes write now: the tokens that were there before, or None where a branch writes one
-    at each pass and has to find its own on the device."""
+    """What passes write now: the tokens that were there before, or None where a branch decodes and
+    has to find its own on the device."""
 
     others: list[ReferenceType[Residency]] = field(
         init=False, repr=False, compare=False, default_factory=list
     )
-    """The policies of other models that keep KV in the same tiers."""
+    """The policies of other models in the same tiers."""
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = replace(self)
@@ -99,12 +96,8 @@ class Residency(Options):
 
     def join(self, other: Residency) -> None:
         """Keep KV in the tiers of `other` from now on, where nothing is kept yet: two models, one
-        account of bytes.
-
-        One of the two is at work at a time and may use the whole budget: what the other keeps on
-            the device leaves for the host as far as the room is needed, under policies that have a
-            host tier.
-        """
+        account of bytes. Whichever is at work may use all of it: what the other has on the device
+        leaves for the host as far as the room is needed."""
         mine, theirs = self.memory, other.memory
         mine.device, mine.host, mine.link = theirs.device, theirs.host, theirs.link
         mine.device.models += 1
@@ -113,7 +106,6 @@ class Residency(Options):
         other.others.append(ref(self))
 
     def neighbours(self) -> list[Residency]:
-        """The policies of the other models that keep KV in the same tiers."""
         return [policy for other in self.others if (policy := other()) is not None]
 
     def order(self) -> list[Block]:
@@ -121,7 +113,7 @@ class Residency(Options):
         return []
 
     def crowd_out(self, nbytes: int) -> None:
-        """Have what other models keep on the device leave it until so many bytes are free."""
+        """Have what other models keep on the device leave until so many bytes are free."""
         for policy in self.neighbours():
             for block in policy.order():
                 if self.memory.device.free_bytes >= nbytes:
@@ -135,8 +127,7 @@ class Residency(Options):
         return [list(range(len(paths)))]
 
     def make_room(self, nbytes: int) -> bool:
-        """Have so many bytes free on the device, if that can be: what leaves? Says whether they
-        are."""
+        """What leaves, so that so many bytes are free on the device? Says whether they are."""
         return self.memory.device.free_bytes >= nbytes
 
     def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Fetch]:
@@ -151,8 +142,8 @@ class Residency(Options):
         return True
 
     def require(self, tokens: int, ends: int = 0) -> None:
-        """Raise OutOfMemory unless the tree may grow by so many tokens, and by recurrent states at
-        so many ends, beside one that runs."""
+        """Raise OutOfMemory unless the tree may grow by so many tokens, and by states at so many
+        ends, beside one that runs."""
         self.memory.device.require(self.memory.bytes_of(tokens, ends + 1))
 
     def capacity_bytes(self) -> float:
@@ -167,8 +158,7 @@ class Residency(Options):
         return self.capacity_bytes() / nbytes if nbytes else inf
 
     def has_room(self, tokens: int, states: int) -> bool:
-        """Whether KV of so many tokens and so many recurrent states are likely to fit beside what
-        there is."""
+        """Whether so many tokens and states are likely to fit beside what there is."""
         memory = self.memory
         nbytes = memory.bytes_of(tokens, states)
         used_bytes = memory.device.used_bytes + memory.host.used_bytes - memory.spare_bytes()
@@ -177,8 +167,7 @@ class Residency(Options):
     # ---------------------------------------------------------------- what is written
 
     def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
-        """A storage for tokens that passes are about to write. one_each: whether a branch decodes
-        them."""
+        """A storage for tokens that passes are about to write. one_each: a branch decodes them."""
         storage = self.memory.begin(after.end, room, near=self.near(room, one_each))
         self.writing[storage] = None if one_each else 0
         return storage
@@ -188,8 +177,7 @@ class Residency(Options):
         return None
 
     def resume(self, storage: Storage, one_each: bool) -> bool:
-        """Whether a storage is where passes can write on in it: who decodes finds it on the
-        device."""
+        """Whether passes can write on in a storage: who decodes finds it on the device."""
         if one_each and (storage.acts or not storage.is_resident):
             return False
         storage.on_host = min(storage.on_host, storage.filled)
@@ -197,7 +185,7 @@ class Residency(Options):
         return True
 
     def state_on_device(self) -> bool:
-        """Whether the next state that is kept at a segment's end lies on the device."""
+        """Whether the next state at a segment's end lies on the device."""
         return True
 
     def settled(self, storages: Sequence[Storage]) -> None:
@@ -227,7 +215,7 @@ class Residency(Options):
         return self.groups(paths, tokens)
 
     def try_step(self, paths: Paths, tokens: int) -> None:
-        """Raise OutOfMemory unless there is room for a step; nothing is changed."""
+        """Raise OutOfMemory unless there is room for a step."""
         memory = self.memory
         if memory.device.budget_bytes is None and memory.host.budget_bytes is None:
             return
@@ -274,7 +262,6 @@ class Residency(Options):
         self.leave(begun)
 
     def keep_states(self, ends: int) -> None:
-        """Take the room of states at so many segments' ends."""
         states = self.memory.states
         for _ in range(ends if states.shape is not None else 0):
             states.keep(states.buffer(), 0, self.state_on_device())
@@ -288,7 +275,7 @@ class Residency(Options):
     # ---------------------------------------------------------------- a plan
 
     def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
-        """What the rows of a pass attend (see `segments.pieces`)."""
+        """What the rows of a pass attend."""
         return pieces(paths, counts, ends)
 
     def stream(self, reads: Reads) -> Reader | None:

@@ -16,7 +16,7 @@ from ttc.residency.offloading import Offloading
 from ttc.residency.private_copies import PrivateCopies
 
 Layers = Mapping[Block, Collection[int]]
-"""What a group reads, and the layers of each storage that let some row see it."""
+"""What a group reads, and the layers of each that let some row see it."""
 WRITTEN_TOGETHER = 8
 """New tokens of a branch that go to the host in one transfer."""
 
@@ -41,8 +41,7 @@ class BeamGroups(Offloading):
     keeps_groups: ClassVar[bool] = True
 
     needed_bytes = 0
-    """What all steps needed and did not find on the device, each storage once: no order of work
-    moves less."""
+    """What all steps needed and did not find on the device: no order moves less."""
     step_tokens = 0
     """By which each branch of the step grows at most."""
     coming: list[Paths] = field(init=False, repr=False, default_factory=list)
@@ -104,8 +103,8 @@ class BeamGroups(Offloading):
         memory.wait(seen)
 
     def prepare(self, own_bytes: int) -> None:
-        """Prefetch what the next group reads, as far as there is room beside what this one writes,
-        and begin to write back what leaves when it enters."""
+        """Prefetch what the next group reads, as far as there is room, and begin to write back what
+        leaves when it enters."""
         memory, coming = self.memory, self.reading[1]
         for block, pieces in coming.items() if self.prefetch else ():
             missing = memory.missing_bytes(block, pieces)
@@ -149,8 +148,7 @@ class BeamGroups(Offloading):
 
     def order(self, group: int = 0) -> list[Block]:
         """What is read latest leaves first; of what is not read any more, what was used longest
-        ago. What this group reads stays, the one at work or a later one, but what it has copies
-        of."""
+        ago. What this group reads stays, but what it has copies of."""
         at_work = self.reading[group] if self.reading and self.copies is None else ()
         return sorted(
             (block for block in super().order() if block not in at_work),
@@ -172,7 +170,7 @@ class BeamGroups(Offloading):
         return sum(self.memory.missing_bytes(block, pieces) for block, pieces in read.items())
 
     def begun(self, paths: Paths) -> dict[Block, Collection[int]]:
-        """The recurrent states that these begin with. They go where they run at once."""
+        """The recurrent states that these begin with, which go where they run at once."""
         return {path[-1].state: [0] for path in paths if path and path[-1].state is not None}
 
     def seen(self, paths: Paths) -> dict[Block, Collection[int]]:
@@ -186,6 +184,6 @@ class BeamGroups(Offloading):
         return {storage: sorted(layers) for storage, layers in seen.items()}
 
     def layers_seen(self, end: int, position: int) -> list[int]:
-        """The layers in which a row at a position sees any of the tokens up to `end`."""
+        """Those in which a row at a position sees any of the tokens up to `end`."""
         shapes = enumerate(self.memory.shapes)
         return [n for n, shape in shapes if shape.sees_all or end > shape.first_seen(position)]

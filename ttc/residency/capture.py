@@ -1,5 +1,4 @@
-"""CAPTURE: part of the cache kept as activations, from which keys and values are generated when
-they are needed."""
+"""CAPTURE: part of the cache kept as activations, from which KV is generated when needed."""
 
 from __future__ import annotations
 
@@ -88,8 +87,8 @@ class Capture(Offloading):
         return bound
 
     def use(self, regenerate: Regenerate, measure: Callable[[int, int, int], CaptureTimes]) -> None:
-        """Generate KV by `regenerate`; `measure(layer, rows, tokens)` gives the times of a layer,
-        per token, in a pass of so many rows that attends so many tokens."""
+        """`measure(layer, rows, tokens)` gives the times of a layer, per token, in a pass of so
+        many rows that attends so many tokens."""
         self.regenerate = regenerate
         self.measure = measure
 
@@ -115,8 +114,7 @@ class Capture(Offloading):
         return made
 
     def counts(self, storages: Iterable[Storage] | None = None) -> tuple[int, int, int]:
-        """Tokens of ACT blocks on the device, of those on the host, and of KV blocks, of some
-        storages (None: all)."""
+        """Tokens of ACT blocks on the device, of those on the host, and of KV blocks."""
         near = far = kv = 0
         for storage in self.memory.live if storages is None else storages:
             tokens = storage.room if storage in self.writing else storage.filled
@@ -129,8 +127,8 @@ class Capture(Offloading):
         return near, far, kv
 
     def allocation(self, tokens: int) -> tuple[float, float]:
-        """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1); KV
-        alone where ACT blocks gain less than `MIN_GAIN`."""
+        """#ACT and #KV, in tokens, once there are so many (Algorithm 1); KV alone where ACT blocks
+        gain less than `MIN_GAIN`."""
         if not self.acts:
             return 0, tokens
         if self.act_share is not None:
@@ -156,8 +154,7 @@ class Capture(Offloading):
 
     def is_act(self, tokens: int, path: Sequence[Segment]) -> bool:
         """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch
-        stays within a block of the ratio either way, the blocks of all branches decide: else each
-        of them would be rounded the same way."""
+        stays within a block of the ratio either way, the blocks of all branches decide."""
         if not self.acts:
             return False
         held = {s: bool(s.storage.acts or s.storage.inputs) for s in path}
@@ -200,11 +197,11 @@ class Capture(Offloading):
         super().require(tokens, ends)
 
     def state_on_device(self) -> bool:
-        """On the host, as KV blocks: the device holds ACT blocks as far as it has room."""
+        """The device holds ACT blocks as far as it has room."""
         return False
 
     def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
-        """Who decodes writes keys and values, and inputs beside them where these will be kept."""
+        """Who decodes writes KV, and inputs beside it where these will be kept."""
         memory = self.memory
         room = memory.room(room)
         as_act = self.is_act(room, after.path())
@@ -321,9 +318,8 @@ class Capture(Offloading):
     def mini_batches(
         self, reads: Reads, layer: int, absent: Sequence[int], most: int
     ) -> list[list[int]]:
-        """Which pieces load together. Each is a request of its own, as attention merges what it
-        reads in several mini-batches. Balanced are those with the ratio of all: computing and
-        loading then take equally long, with what else a layer computes and loads."""
+        """Which pieces load together. Balanced are those with the ratio of all: computing and
+        loading then take equally long."""
         pieces = [reads.pieces[number] for number in absent]
         requests = [  # tokens of (ACT blocks, KV blocks)
             (piece.length, 0) if layer in piece.kv.acts else (0, piece.length) for piece in pieces

@@ -18,9 +18,8 @@ from ttc.memory.manager import Memory
 @dataclass
 class CaptureReader(Reader):
     """Mini-batches of a layer, each a unit (CAPTURE, section IV-B). One of two buffers is filled
-    with a unit's KV blocks and the inputs of its ACT blocks while the other is computed on. The KV
-    generated of a unit has room of its own. All of a unit is regenerated in one call.
-    """
+    with a unit's KV blocks and the inputs of its ACT blocks while the other is computed on. What is
+    generated has room of its own."""
 
     regenerate: Regenerate | None = None
     positions: dict[tuple[int, ...], Tensor] = field(default_factory=dict)

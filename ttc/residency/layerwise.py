@@ -50,7 +50,7 @@ class Layerwise(Offloading):
         return self.tokens_with(paths) * max(self.memory.layer_bytes, default=0)
 
     def tokens_with(self, paths: Paths) -> int:
-        """What a step charges a layer with: all tokens that there will be, as whole layers move."""
+        """All tokens that there will be: what a step charges a layer with."""
         private = 0 if self.shared else sum(len(s.tokens) for path in paths for s in path)
         return max(private, self.live_tokens()) + self.step_tokens * len(paths)
 
@@ -85,8 +85,8 @@ class Layerwise(Offloading):
         memory.wait(memory.live)
 
     def layers_in_device(self, tokens: int) -> int:
-        """The layers that stay on the device when all hold so many tokens, and the room that these
-        leave unused (LBS Eq. 1, less the buffers and the recurrent states that run)."""
+        """The layers that stay on the device when each holds so many tokens (LBS Eq. 1, less the
+        buffers and the recurrent states that run)."""
         device, layer_bytes = self.memory.device, self.memory.layer_bytes
         unused = sum(s.left for s in self.memory.live if s not in self.writing)
         sizes = [(tokens + unused) * n for n in layer_bytes]

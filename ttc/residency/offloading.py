@@ -99,7 +99,7 @@ class Offloading(Residency):
         return self.memory.bytes_per_token
 
     def buffer_bytes(self, paths: Paths) -> int:
-        """The smallest buffer through which these can be read: here one page of one layer."""
+        """The smallest buffer to read these through: here one page of one layer."""
         storages = {segment.storage for path in paths for segment in path}
         most = max((storage.filled for storage in storages), default=0)
         return most * max(self.memory.layer_bytes, default=0)
@@ -112,13 +112,12 @@ class Offloading(Residency):
         return None if one_each or self.make_room(nbytes) else ()
 
     def resume(self, storage: Storage, one_each: bool) -> bool:
-        """Under a budget nobody decodes where more is kept on the device than there is room left
-        for."""
+        """Under a budget nobody decodes where more is kept than there is room left for."""
         crowded = self.memory.device.budget_bytes is not None and storage.filled > storage.left
         return not (one_each and crowded) and super().resume(storage, one_each)
 
     def make_room(self, nbytes: int) -> bool:
-        """What was used longest ago leaves; nothing does where that would not be enough."""
+        """What was used longest ago leaves; nothing does where that is not enough."""
         self.crowd_out(nbytes)
         chosen, free_bytes = self.leaving(nbytes)
         if free_bytes < nbytes:
@@ -128,8 +127,7 @@ class Offloading(Residency):
         return True
 
     def order(self) -> list[Block]:
-        """What may leave the device, the first to leave first: here recurrent states, then what was
-        used longest ago."""
+        """Recurrent states, then what was used longest ago."""
         by_use = sorted(self.memory.live, key=lambda storage: storage.used_at)
         return [*self.memory.states.live, *by_use]
 
@@ -151,7 +149,6 @@ class Offloading(Residency):
         return chosen, free_bytes
 
     def evict(self, block: Block, pieces: Sequence[int] | None = None) -> None:
-        """Have some layers (None: all) leave the device."""
         with self.as_written(block):
             self.memory.evict(block, "evict", pieces)
 
@@ -169,8 +166,7 @@ class Offloading(Residency):
             block.filled = filled
 
     def write_ahead(self, nbytes: int, order: Sequence[Block] | None = None) -> None:
-        """Begin to write back what will leave when so many bytes are needed. It stays on the device
-        so long."""
+        """Begin to write back what will leave when so many bytes are needed."""
         order = self.order() if order is None else order
         for block in self.leaving(nbytes, [b for b in order if b not in self.writing])[0]:
             if self.memory.tier_bytes(block)[0] <= self.memory.host.free_bytes:

@@ -17,11 +17,8 @@ Stretch = tuple[Storage, int, int]
 
 
 class PrivateCopies:
-    """Those of the group at work, and of the next one as far as they came ahead.
-
-    prefetch: whether they come ahead. layers_seen: the layers in which a row at a position sees any
-        of the tokens up to another.
-    """
+    """Those of the group at work, and of the next one as far as they came ahead, where `prefetch`
+    says so. layers_seen: in which a row at a position sees any of the tokens up to another."""
 
     def __init__(
         self, policy: Residency, prefetch: bool, layers_seen: Callable[[int, int], list[int]]
@@ -53,8 +50,7 @@ class PrivateCopies:
         policy.memory.wait(copy for copies in self.here.values() for copy in copies)
 
     def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
-        """Of each path a copy that has all layers in which it sees it, and what it has written
-        since."""
+        """Of each path a copy with all layers that it sees, and what it has written since."""
         left = {part: list(copies) for part, copies in self.here.items()}
         positions = dict(zip(accumulate(counts, initial=0), ends, strict=False))  # by first rows
         found = []
@@ -73,8 +69,8 @@ class PrivateCopies:
     def _copy_of(
         self, piece: Piece, position: int, left: dict[Stretch, list[Storage]]
     ) -> tuple[Stretch, Storage] | None:
-        """The longest copy of a piece with all layers in which a row sees it, and of these the one
-        with the fewest layers."""
+        """The longest copy of a piece with all layers that a row sees, and of these the one with
+        the fewest."""
         candidates = [
             (part, copy)
             for part, copies in left.items()

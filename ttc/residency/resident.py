@@ -19,8 +19,7 @@ class Resident(Residency):
 
     def try_step(self, paths: Paths, tokens: int) -> None:
         """Without a budget the limit is what the machine has; beyond it branches take turns. With
-        one, a long step is tried with its first tokens alone: few steps are written to their
-        limit."""
+        one, a long step is tried with its first tokens alone: few are written to their limit."""
         rows, unlimited = len(paths), self.memory.device.budget_bytes is None
         if unlimited and rows > 1 and not self.has_room(tokens * rows, rows):
             raise OutOfMemory(

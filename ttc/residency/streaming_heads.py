@@ -1,8 +1,5 @@
 """Which KV heads need all of their context (retrieval heads), and which its beginning and end alone
-(streaming heads).
-
-HeadInfer, appendix D: found by running the model on a text and looking at where its attention goes.
-"""
+(streaming heads): HeadInfer, appendix D."""
 
 from __future__ import annotations
 
@@ -30,7 +27,8 @@ def save_streaming_heads(
 
 
 def load_streaming_heads(path: str | Path, kv_heads: Sequence[int]) -> frozenset[tuple[int, int]]:
-    """The heads of each layer that a file names. Raises InvalidInput for one of another model."""
+    """The heads, each with its layer, that a file names. Raises InvalidInput for one of another
+    model."""
     name = f"streaming_heads={str(path)!r}"
     try:
         pairs = json.loads(Path(path).read_text(encoding="utf-8"))["streaming_heads"]

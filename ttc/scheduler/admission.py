@@ -26,13 +26,13 @@ class Admission:
     youngest rows wait, and where nothing else makes room they let go of their KV, which is computed
     again. Rows that a gate compares are never parted.
 
-    make_way: has other batches give up their room, and says whether any did.
-    wake: has the KV of branches there that was let go of.
-    let_go: frees the KV of a branch that is not one of these, and says whether there was any.
-    waiting: the rows of each request, in the order in which they came.
-    crowded: those who wait found no room, and nothing has changed since.
-    groups: rows whose groups were chosen, to decode their step when those at work have. Those of
-        the first have their places when they are chosen.
+    make_way: has other batches give up their room, and says whether any did. wake: has the KV of
+        branches there that was let go of. let_go: frees the KV of a branch that is not one of
+        these, and says whether there was any.
+    waiting: the rows of each request, in the order in which they came. crowded: those who wait
+        found no room, and nothing has changed since.
+    groups: rows that decode their step when those at work have. Those of the first have their
+        places when they are chosen.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class Admission:
         return chain(*self.groups, *self.waiting)
 
     def add(self, rows: list[Row]) -> None:
-        """The rows of a request wait from now on."""
         if rows:
             self.waiting.append(rows)
             self.crowded = False
@@ -141,7 +140,7 @@ class Admission:
         return [[rows[i] for i in sorted(group)] for group in chosen]
 
     def _have_kv(self, rows: Sequence[Row]) -> None:
-        """Compute the KV again that some of these rows have let go of. Raises OutOfMemory."""
+        """Compute the KV again that some have let go of. Raises OutOfMemory."""
         if lost := [row for row in rows if row.filled]:
             if len(rows) > 1:
                 self.runtime.residency.require(sum(row.filled for row in lost), len(lost))
@@ -156,7 +155,6 @@ class Admission:
         )
 
     def _take(self, count: int) -> list[Row]:
-        """The first rows that wait do so no more."""
         taken: list[Row] = []
         while len(taken) < count:
             part = self.waiting.pop(0)
@@ -176,7 +174,7 @@ class Admission:
 
     def join(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that wait longest, where they find room with those at work: they have their
-        places then. None where nobody joins any more."""
+        places then."""
         count = self._joining(rows) if self.waiting else 0
         self.crowded = bool(self.waiting) and not count
         return self._take(count)
@@ -218,14 +216,13 @@ class Lengths:
         self.steps = Counter[tuple[str, ...]]()
 
     def note(self, row: Row) -> None:
-        """The step of a row has ended."""
         self.tokens[row.request.stops.stop] += row.written
         self.steps[row.request.stops.stop] += 1
 
     def left(self, row: Row) -> int:
         """How many more tokens a row is likely to write: what steps like this one have come to on
-        average, less what it has; but as many again as it has written, as who has written much
-        goes on for long."""
+        average, less what it has; but as many again as it has written, as who has written much goes
+        on for long."""
         kind = row.request.stops.stop
         mean = self.tokens[kind] // self.steps[kind] if self.steps[kind] else 0
         return min(row.limit - row.start - row.written, max(mean - row.written, row.written))

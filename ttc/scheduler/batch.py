@@ -32,28 +32,23 @@ if TYPE_CHECKING:
 
 class RunningBatch(Batch):
     """Branches that decode together, each until its step is over. Others join between two tokens,
-    as far as there is room: first come, first served, the branches of one call of `add` all at
-    once if they find room.
-
-    Who has filled a storage begins another; where there is no room for that, rows are chosen again,
-    and the youngest wait.
+    as far as there is room: first come, first served, the branches of one call of `add` all at once
+    if they find room. What a branch decodes does not depend on who decodes with it.
 
     A token is three things: `schedule` says which rows decode, `run` is the model's pass, and
-    `postprocess` draws the tokens and lets go of the rows whose step is over. The residency policy
-    says who decodes together. On a GPU the next token's pass may be launched before this token is
-    read (`ahead`). Under a policy with a budget and two tiers all wait before others join or other
-    passes run, for both need the room. Nobody joins a group that its policy keeps for a whole step.
+    `postprocess` draws the tokens and lets go of the rows whose step is over. Who has filled a
+    storage begins another; where there is no room for that, rows are chosen again, and the youngest
+    wait. The residency policy says who decodes together. Under one with a budget and two tiers all
+    wait before others join or other passes run, for both need the room. Nobody joins a group that
+    its policy keeps for a whole step.
 
-    What a branch decodes does not depend on who decodes with it.
-
-    unfinished: the rows whose step is not over, wherever they are: at work, in a group, waiting, or
-        on the way from one to another. A cache takes their KV from none of them.
-    gate: stops branches that have fallen behind. calls: of the engine, which all its batches are
-        part of. Where two of them do not find room side by side, they take turns.
-    max_rows: how many branches decode at once at most, None for no limit; those of one request
-        are never parted.
-    drafts: guess tokens while few rows decode, so that a pass may give several of each row; None
-        for nothing.
+    unfinished: the rows whose step is not over, wherever they are. A cache takes their KV from none
+        of them.
+    gate: stops branches that have fallen behind. calls: of the engine. Where two of its batches do
+        not find room side by side, they take turns.
+    max_rows: how many branches decode at once at most, None for no limit; those of one request are
+        never parted.
+    drafts: guess tokens while few rows decode, so that a pass may give several of each row.
     """
 
     def __init__(
@@ -91,11 +86,9 @@ class RunningBatch(Batch):
         sampling: Sampling = SAMPLED,
         limits: Sequence[int] | None = None,
     ) -> None:
-        """Let branches decode one step from the next token on (see `ttc.backend.Batch`).
-
-        A gate compares the branches of one problem and call. Raises InvalidInput, and changes
-        nothing then.
-        """
+        """Let branches decode one step from the next token on (see `ttc.backend.Batch`). A gate
+        compares the branches of one problem and call. Raises InvalidInput, and changes nothing
+        then."""
         with self.calls.lock:
             check_live(branches)
             at_work = self.branches
@@ -120,8 +113,7 @@ class RunningBatch(Batch):
     def step(self) -> list[Branch]:
         """Decode one token for every branch at work, or several where drafts are checked, and
         return those whose step is over; a group that its policy keeps decodes its whole step. If
-        anything is raised, every branch keeps what it has decoded, and the batch is empty.
-        """
+        anything is raised, every branch keeps what it has decoded, and the batch is empty."""
         with self.calls.lock:
             try:
                 if self.runtime.under_way:
@@ -214,8 +206,7 @@ class RunningBatch(Batch):
         return set(self.unfinished)
 
     def fits(self, tokens: int, states: int) -> float:
-        """How many times over there is room for KV of so many tokens and so many recurrent
-        states."""
+        """How many times over there is room for so many tokens and recurrent states."""
         return self.runtime.residency.fits(tokens, states)
 
     def __len__(self) -> int:
@@ -285,14 +276,13 @@ class RunningBatch(Batch):
         return [row.branch for row in ended]
 
     def _may_run_ahead(self, ahead: PassAhead) -> bool:
-        """Whether the same rows, and no others, are likely to decode the next token, with room for
-        it."""
+        """Whether the same rows, and no others, are likely to decode the next token, with room
+        for it."""
         alone = next(iter(self.admission), None) is None
         return ahead.may_launch(self.rows) and alone and self.room > 0
 
     def _run_ahead(self, tokens: Tensor) -> None:
-        """Launch the pass of the next token. If it fails, it is made again when it is its turn,
-        which may fail then."""
+        """Launch the pass of the next token. If it fails, it is made again when it is its turn."""
         assert self.ahead is not None and self.plan is not None
         try:
             self.ahead.launch(self.rows, self.plan, tokens)
@@ -315,8 +305,8 @@ class RunningBatch(Batch):
         return self.plan
 
     def _check_drafts(self, drafts: DraftChecks) -> list[Branch] | None:
-        """A pass over drafted tokens, of which each row keeps those that it draws: the branches
-        whose step is over then. None where nothing is drafted."""
+        """A pass over drafted tokens: the branches whose step is over then. None where nothing is
+        drafted."""
         ended = drafts.check(self.rows, self._pause)
         if ended is None:
             return None
@@ -382,8 +372,7 @@ class RunningBatch(Batch):
         self.runtime.residency.end_step()
 
     def _preempt_others(self) -> bool:
-        """Have the engine's other batches wait, for this one needs their room. Says whether any was
-        at work."""
+        """Have the engine's other batches wait. Says whether any was at work."""
         at_work = [
             batch for batch in list(self.calls.batches) if batch is not self and batch.at_work
         ]

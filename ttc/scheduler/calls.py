@@ -54,7 +54,7 @@ class Decoding(Protocol):
 class Calls:
     """The calls of one engine, and of those that take turns with it.
 
-    lock: held during each call, or during each pass of one that others may come between.
+    lock: held during each call, or each pass of one that others may come between.
     live: the branches that were not released. batches: where branches decode. family: the calls of
         the engines that take turns, these among them.
     count: of calls so far. changes: of the model that KV has followed, since load.
@@ -82,8 +82,7 @@ class Calls:
 
     @contextmanager
     def present(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
-        """Keep the cache within its capacity around a call, and have the KV of `branches` there
-        meanwhile."""
+        """Keep the cache within its capacity around a call, and have the KV of `branches` there."""
         self._begin(branches)
         all_of(self._woken(branches if wake else []))
         try:
@@ -103,11 +102,8 @@ class Calls:
         whole_problems: bool = False,
     ) -> Passes[None]:
         """The passes of all branches (see `between`), or of half of them at a time where they do
-        not fit together.
-
-        passes: those of some of the branches. whole_problems: branches of one problem are never
-        parted.
-        """
+        not fit together. passes: those of some of the branches. whole_problems: branches of one
+        problem are never parted."""
         waiting = [slice(0, len(branches))]
         while waiting:
             part = waiting.pop()
@@ -124,9 +120,9 @@ class Calls:
         self, branches: Sequence[Branch], passes: Callable[[], Passes[T]], wake: bool
     ) -> Passes[T]:
         """What stands around a call (see `present`), where others may use the engine between its
-        passes. If one of them finds that the model has changed, all passes are made again:
-        `RESTARTS` times at most, as a model may change with each of its own passes. So they are
-        where others have to make room, with nobody between from then on."""
+        passes. If the model has changed meanwhile, all passes are made again: `RESTARTS` times at
+        most, as a model may change with each of its own passes. So they are where others have to
+        make room, with nobody between from then on."""
 
         def from_the_start() -> Passes[T]:
             yield from self._woken([branch for branch in branches if wake and not branch.released])
@@ -162,8 +158,7 @@ class Calls:
             self.trim()
 
     def wake(self, branches: Sequence[Branch]) -> None:
-        """Compute the KV of branches again that a batch is about to decode. They are its own, and
-        others have made way."""
+        """Compute the KV again of branches that a batch is about to decode."""
         self._use(branches)
         all_of(self._woken(branches))
         self.trim()
@@ -183,12 +178,9 @@ class Calls:
             branch.used_at = self.count
 
     def follow_model(self, told: bool = False) -> None:
-        """Where the model is another one than in the last call (adapters, weights, code), let go of
-        all KV: for the branches that go on it is computed again.
-
-        told: it is another one, whatever can be seen of it. Raises UnsupportedModel while the model
-        has adapters that cannot be served.
-        """
+        """Where the model is another one than in the last call, let go of all KV: for the branches
+        that go on it is computed again. told: it is another one, whatever can be seen of it. Raises
+        UnsupportedModel while the model has adapters that cannot be served."""
         watch = self.runtime.runner.watch
         if told:
             watch.changed()
@@ -211,8 +203,8 @@ class Calls:
             self._finish_begun()
 
     def _finish_begun(self) -> bool:
-        """Finish the calls that others have begun; says whether there were any. Whoever made one
-        is told what has stopped it."""
+        """Finish the calls that others have begun; says whether there were any. Whoever made one is
+        told what has stopped it."""
         begun = [call for call in self.runtime.under_way if not call.running]
         for call in begun:
             with suppress(Exception):
@@ -250,8 +242,8 @@ class Calls:
 
     def let_go(self, keep: Sequence[Branch]) -> bool:
         """Free the KV of a branch that is not one of `keep`, to be computed again when it goes on:
-        an idle one first, else one of another part of this call, else the youngest in a batch. Of
-        models in the same tiers, each in its own tree. Says whether there was any."""
+        an idle one first, else one of another part of this call, else the youngest in a batch. Says
+        whether there was any. Models in the same tiers count, each with its own tree."""
         tiers = self.runtime.memory.device
         alike = [calls for other in self.family if (calls := other()) is not None]
         alike = [calls for calls in alike if calls.runtime.memory.device is tiers]

@@ -16,11 +16,8 @@ WIDTH = struct.calcsize("i")
 
 def repeats(tokens: Sequence[int], first: int = 0) -> bool:
     """Whether the last tokens, of those from `first` on, are one pattern of 4 to 200 tokens, three
-    times in a row.
-
-    A shorter pattern, as in 0.33333 or in the rule of a Markdown table, counts once it fills
-    `SHORT_TOKENS`.
-    """
+    times in a row. A shorter one, as in 0.33333 or in a Markdown table, counts once it fills
+    `SHORT_TOKENS`."""
     if len(tokens) - first < TIMES * SHORTEST:
         return False
     return any(

@@ -45,9 +45,8 @@ class Row:
     """A branch in a batch.
 
     start, limit: `len(tokens)` at the step's start, and where it ends at the latest.
-    begun: the number of the token whose KV it wrote first where it writes now, None while it is
-        not at work. leaf: the segment that it writes in then.
-    number: how many rows came before it.
+    begun: the number of the token whose KV it wrote first where it writes now, None while it is not
+        at work. leaf: the segment that it writes in then. number: how many rows came before it.
     """
 
     branch: Branch
@@ -89,8 +88,7 @@ class Row:
         return self.limit - 1 - self.branch.leaf.end
 
     def text(self) -> np.ndarray:
-        """The branch's tokens as an array, which grows with them: a long text is not read again for
-        each token."""
+        """The branch's tokens as an array, which grows with them."""
         tokens = self.branch.tokens
         if len(self._text) < len(tokens):
             self._text = np.empty(max(self.limit, len(tokens)), np.int64)
@@ -110,8 +108,7 @@ def draw_tokens(
     queued on the device before any is waited for.
 
     processors: change what tokens are drawn by first; what is kept of a token stays the model's.
-    meanwhile: is called with the tokens (rows,) on the device before they are waited for, and may
-        queue more work there.
+    meanwhile: is called with the tokens (rows,) on the device before they are waited for.
     Returns False where `meanwhile` got other tokens than the rows, some of which were drawn again.
     """
     groups = _alike(rows)
@@ -141,8 +138,7 @@ def draw_tokens(
 
 
 def _alike(rows: Sequence[Row]) -> dict[tuple[Sampling, bool], list[int]]:
-    """The numbers of the rows that are drawn alike, by their options. They rise, for the rows of
-    several requests may alternate."""
+    """The numbers of the rows that are drawn alike, by their options. They rise."""
     requests: dict[Request, list[int]] = {}
     for i, row in enumerate(rows):
         requests.setdefault(row.request, []).append(i)
@@ -167,7 +163,7 @@ def _in_order(queued: Sequence[QueuedDraw], groups: Sequence[Sequence[int]]) -> 
 
 
 def _scores(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor]) -> Tensor:
-    """What the rows' tokens are drawn by. A branch's tokens count, whatever its KV is from."""
+    """What the rows' tokens are drawn by."""
     texts = Texts(
         [row.text() for row in rows], [row.branch.prompt_length for row in rows], logits.device
     )

@@ -47,7 +47,7 @@ class PassAhead(Protocol):
     """A pass that is launched before the last token is read."""
 
     def may_launch(self, rows: Sequence[Row]) -> bool:
-        """Whether a pass may be made of the tokens that are being drawn. Asked once a token."""
+        """Whether a pass may be made of the tokens that are being drawn."""
         ...
 
     def launch(self, rows: Sequence[Row], plan: Plan, tokens: Tensor) -> None: ...

@@ -12,7 +12,7 @@ from ttc.tree.branch import Branch, StepEnd
 
 
 class Gate(Protocol):
-    """Stops branches while they decode (`ttc.approximate.decode_gate.DecodeGate` is one)."""
+    """Stops branches while they decode (`ttc.approximate.decode_gate.DecodeGate`)."""
 
     def losers(self, problem: Sequence[Branch]) -> list[Branch]:
         """Those of a problem's branches in this step that stop now."""
@@ -33,23 +33,20 @@ LOOK_TOKENS = 16
 """At every so many tokens a branch is looked at for loops."""
 
 MARGIN_TOKENS = 8
-"""Tokens beyond what a string can span that are decoded with it, so that its first character is
-whole."""
+"""Decoded beyond what a string can span, so that its first character is whole."""
 
 
 class Stops:
-    """Says after each token whether it ended its branch's step.
+    """Says after each token whether it ended its branch's step. A string is looked for only when
+    the newest token's text holds the last character of one.
 
-    stop: strings that end the step, in the text since the step's start, leading blanks left out.
+    stop: strings that end the step, in the text since its start, leading blanks left out.
     end: strings that finish the branch; they may begin in an earlier step, but not in tokens that
         were given.
     decode: tokens to text, with `special=True` special tokens as well: both kinds of strings may
         hold them.
-    loops: whether a step ends as "looped" where the branch's last tokens repeat, those that were
-        given left out (see `repeats`).
-
-    A string is looked for only when the newest token's text holds the last character of one. So
-    nearly every token costs one look-up.
+    loops: whether a step ends as "looped" where the branch's last tokens, not those that were
+        given, repeat.
     """
 
     def __init__(

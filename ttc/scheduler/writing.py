@@ -21,9 +21,7 @@ def room_of(row: Row) -> int:
 
 class Writing:
     """Opens places for the next tokens of rows, and notes in the tree what they have written.
-
-    storages: where each row has written in its step. They stay on the device until it is over.
-    """
+    storages: where each row has written in its step. They stay on the device until it is over."""
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
@@ -105,8 +103,7 @@ class Writing:
         tree.move(branch, tree.last_state(branch.leaf))
 
     def check(self, rows: Sequence[Row]) -> None:
-        """Raise RuntimeError where the KV of a row at work was taken: it would be read in the
-        wrong place."""
+        """Raise RuntimeError where the KV of a row at work was taken."""
         for row in rows:
             if row.begun is not None and row.branch.leaf is not row.leaf:
                 raise RuntimeError(f"the KV of {row.branch!r} was let go of while it decodes")

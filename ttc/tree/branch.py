@@ -28,14 +28,13 @@ that go in circles, or an error."""
 ThoughtClosed = Literal["limit", "looped"]
 
 COLUMNS = ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties")
-"""What is kept for every token after the prompt."""
+"""Kept for every token after the prompt."""
 
 COPIED = ("tokens", *COLUMNS, "step_ends", "step_reasons", "tool_calls")
 """The lists that a child has for itself."""
 
 MOST_ROWS = 256
-"""Branches that decode at once unless the caller says otherwise: enough to keep any one machine
-busy."""
+"""Branches that decode at once unless the caller says otherwise."""
 
 _root_ids = count()
 
@@ -51,50 +50,40 @@ class Substitution:
 class Branch:
     """One path from a root, as `Engine.root` and `Engine.fork` make it.
 
-    tokens: every token, prompt first.
-    prompt_length: how many of them are the prompt: those of the root, or all up to the last turn
+    tokens: every token, the prompt first, of which there are `prompt_length`: up to the last turn
         that was appended.
-    logprobs: for every token from `prompt_length` on, its log-probability under the model
-        (temperature 1, no filter, no generation setting); NaN for tokens that `Engine.extend` gave.
-    top1: likewise, the probability of the model's likeliest token at that place.
-    entropies, top_k_logprobs, self_certainties: likewise, the entropy in nats, the mean
-        log-probability of the 20 likeliest tokens, and the divergence from the uniform distribution
-        in nats, where `Engine.generate` was asked for statistics; else NaN.
-    turn_start: `len(tokens)` where the model's turn began: what follows was generated, or given by
-        a search.
-    opened: whether the prompt had opened a thought there; None where only its tokens tell.
+    logprobs, top1: of every token from there on, its log-probability under the model (temperature
+        1, no filter) and the probability of the likeliest token; NaN where it was given by
+        `Engine.extend`.
+    entropies, top_k_logprobs, self_certainties: likewise, in nats, the entropy, the mean
+        log-probability of the 20 likeliest tokens, and the divergence from the uniform
+        distribution, where statistics were asked for; else NaN.
+    turn_start: `len(tokens)` where the model's turn began. opened: whether the prompt had opened a
+        thought there; None where only its tokens tell.
     opening: how many tokens stand before the first generated one, or before the first that will be.
-    step_ends, step_reasons: `len(tokens)` after each step that `Engine.generate` made, and why it
-        ended.
+    step_ends, step_reasons: `len(tokens)` after each step, and why it ended.
     given_end: `len(tokens)` after the last token that was given and not generated.
-    model: the name of the model that it is of, where there are several (`ttc.protocols.Handoff`).
-    path: the child's index at each fork.
-    parent, children: the branch that this one was forked from, None for a root; those forked from
-        it that still exist.
-    forks: how many were ever forked from it, which is the index of the next one.
-    root_id: a number that all branches under one root share, and no others: the problem they belong
-        to.
-    key: the branch's random stream.
-    finish_reason: None while the branch can go on; else "eos", "end" (an end string), "context"
-        (the model's limit), "gate" (a `DecodeGate` stopped it) or "looped" (its tokens repeat).
-    thoughts: how the model's thoughts are told from its answers, None where all of a text is
-        answer.
-    about: what is known of its problem beside the question (`Problem.metadata`), for verifiers that
-        need more, as tests.
-    thinking_ended: `len(tokens)` where thinking was ended by words that ask for the answer, None
-        where it was not.
-    thinking_tokens: how many tokens of thoughts it has generated since `turn_start`, as a driver
-        counts them.
-    thought_closed: why a driver closed its thought: "limit" or "looped", None where it did not.
-    tool_calls: the tools that it has called, of which no answer is read.
-    cut: what the text leaves out at its end, "" for nothing: a string of `leave_out`, and what its
-        last token holds beyond.
-    substituted: the prompt that this branch was meant to stand on, where it stands on another one's
-        KV (approximate).
+    model: its model's name, where there are several (`ttc.protocols.Handoff`).
+    path: the child's index at each fork. forks: how many were ever made of it. parent, children:
+        those that still exist.
+    root_id: the same for all branches of one problem.
+    key: its random stream.
+    finish_reason: None while it can go on; else "eos", "end" (an end string), "context" (the
+        model's limit), "gate" (a `DecodeGate`) or "looped".
+    thoughts: how thoughts are told from answers, None where all of a text is answer.
+    about: what is known of its problem beside the question (`Problem.metadata`).
+    thinking_ended: `len(tokens)` where words asked for the answer, None where none did.
+        thinking_tokens: tokens of thoughts since `turn_start`. thought_closed: why a driver closed
+        its thought.
+    tool_calls: the tools that it has called; their answers are not read as its own.
+    cut: what the text leaves out at its end: a string of `leave_out`, and what its last token holds
+        beyond.
+    substituted: the prompt that it was meant to stand on, where it stands on another one's KV
+        (approximate).
     score, step_scores: what the last `Rate` left.
-    used_at: the engine's count of calls when one last worked on the branch.
-    leaf: the segment under which the KV of all tokens but the last one lies. The last token is fed
-        when the branch goes on. Raises InvalidInput once the branch was released.
+    used_at: the engine's count of calls when one last worked on it.
+    leaf: the segment under which the KV of all tokens but the last one lies, which is fed when the
+        branch goes on. Raises InvalidInput once the branch was released.
     """
 
     def __init__(
@@ -140,8 +129,8 @@ class Branch:
         self._decode = decode
 
     def child(self) -> Branch:
-        """A copy with a stream of its own, not rated yet; the tree's reference counts are the
-        caller's business."""
+        """A copy with a stream of its own, not rated yet. Its reference to the leaf is the caller's
+        business."""
         twin = copy(self)
         for name in COPIED:
             setattr(twin, name, getattr(self, name)[:])
@@ -157,7 +146,7 @@ class Branch:
 
     def adopt(self, child: Branch, model: str, given: int) -> None:
         """Make a root of another model a child of this branch. given: how many of its last tokens
-        are what this branch has written in its last turn."""
+        this branch has written in its last turn."""
         child.path = (*self.path, self.forks)
         child.key = random_key(self.key, self.forks)
         child.model = model
@@ -168,8 +157,8 @@ class Branch:
         child.count_as_written(given)
 
     def count_as_written(self, given: int) -> None:
-        """Say of a root that its last `given` tokens are no prompt, but what another model has
-        written: they are its text."""
+        """Say of a root that its last `given` tokens are no prompt, but its text, which another
+        model has written."""
         self.prompt_length = len(self.tokens) - given
         for column in self.columns():
             column[:] = [nan] * given
@@ -205,12 +194,12 @@ class Branch:
 
     def reopen(self, drop: int = 0) -> None:
         """Let a finished branch go on without its last `drop` tokens (0 or 1); given tokens must
-        follow. The last token has no KV, so that the tree stays as it is."""
+        follow. The last token has no KV, so the tree stays."""
         self.take_back(drop)
         self.step_ends = [min(end, len(self.tokens)) for end in self.step_ends]
 
     def begin_answer(self) -> None:
-        """Count every token so far as the prompt: what is generated from now on is a new answer."""
+        """Count every token so far as the prompt."""
         self.prompt_length = self.given_end = len(self.tokens)
         self.step_ends = []
         self.step_reasons = []
@@ -313,8 +302,7 @@ class Branch:
         )
 
     def thinks_at(self, end: int, thoughts: Thoughts) -> bool:
-        """Whether a thought is open before the token numbered `end`, of those after
-        `turn_start`."""
+        """Whether a thought is open before token `end`, of those after `turn_start`."""
         for call in reversed(self.tool_calls):
             if call.opened is not None and call.end <= end:
                 return thoughts.open_after(self.tokens[call.end : end], call.opened)
@@ -328,20 +316,17 @@ class Branch:
 
     @property
     def answer_text(self) -> str | None:
-        """The part of `text` that is the answer: what follows the model's thoughts. None while it
-        still thinks."""
+        """What follows the thoughts; None while it still thinks."""
         return self.parted().answer
 
     @property
     def thought(self) -> str:
-        """The part of `text` that stands before the answer, "" for none."""
+        """What stands before the answer."""
         return self.parted().thought
 
     def parted(self, end: int | None = None) -> Parted:
-        """The thought and the answer up to the token numbered `end`, by default all.
-
-        Words that ask for the answer end all thinking: what stands from there on is the answer,
-        marks left out."""
+        """The thought and the answer up to token `end`, by default all. Words that ask for the
+        answer end all thinking: from there on all is answer, marks left out."""
         thought, answer = self._parted(end)
         cut = self.cut if end is None or end >= len(self.tokens) else ""
         if answer is None:
@@ -389,8 +374,8 @@ class Branch:
     def steps(self) -> list[str]:
         """The text of each generated step; together they are the text up to the last step's end.
 
-        Cut out of longer texts: decoded alone, a step would lose its leading space with some
-            tokenizers. A character whose bytes a step's end parts belongs to the next one.
+        Cut out of longer texts, as a step alone would lose its leading space with some tokenizers.
+        A character whose bytes a step's end parts belongs to the next one.
         """
         texts = [self._decode(self.tokens[self.prompt_length : end]) for end in self.step_ends]
         ends = [len(text.rstrip("\ufffd")) for text in texts[:-1]] + [
@@ -407,7 +392,7 @@ class Branch:
 
 
 def check_branches(branches: Iterable[Branch], name: str = "branches") -> None:
-    """Refuse what is no list of branches; `name` says where it stands."""
+    """Refuse what is no list of branches, by its name."""
     check_is(name, branches, Iterable, "a list of branches")
     for branch in branches:
         check_is(f"one of {name}", branch, Branch, "what engine.root or engine.fork makes")
@@ -432,8 +417,7 @@ def by_model(branches: Sequence[Branch]) -> dict[str, list[int]]:
 
 
 def by_problem(branches: Sequence[Branch]) -> list[list[int]]:
-    """The places of each problem's branches, in order of appearance: branches of one root are one
-    problem's."""
+    """The places of each problem's branches, in order of appearance."""
     places: dict[int, list[int]] = {}
     for place, branch in enumerate(branches):
         places.setdefault(branch.root_id, []).append(place)

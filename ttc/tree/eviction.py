@@ -42,11 +42,8 @@ class BlockCache(Options):
         return -(-len(segment.tokens) // self.block_tokens)
 
     def trim(self, tree: Tree, live: Collection[Branch], at_work: Iterable[Branch] = ()) -> None:
-        """Evict until the tree is within capacity, or nothing may leave any more.
-
-        live: the branches that were not released. at_work: those of them that a call is about to
-        work on.
-        """
+        """Evict until the tree is within capacity, or nothing may leave. at_work: those of the live
+        branches that a call is about to work on."""
         used = sum(self.blocks(segment) for segment in tree.segments())
         self.peak_blocks = max(self.peak_blocks, used)
         if used <= self.capacity_blocks:
@@ -81,8 +78,7 @@ class BlockCache(Options):
     def _worth(
         self, segment: Segment, branches: list[Branch], lowest: float, highest: float
     ) -> float:
-        """What leaves first has least: omega, or the time of the last use. The unrated count as the
-        best."""
+        """What leaves first has least. The unrated count as the best."""
         if self.order == "lru":
             return max(branch.used_at for branch in branches)
         return max(
@@ -92,8 +88,7 @@ class BlockCache(Options):
 
 
 def importance(score: float, depth: int) -> float:
-    """RSBCM's omega, for scores from zero on: a negative one would turn the order of depths
-    round."""
+    """RSBCM's omega. A score below zero would turn the order of depths round."""
     return score / (depth + 1)
 
 

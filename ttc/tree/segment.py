@@ -11,20 +11,19 @@ if TYPE_CHECKING:
     from ttc.memory.storage import Storage
 
 MIN_SHARED_TOKENS = 8
-"""A segment is not split for a common beginning of fewer tokens: they are computed twice."""
+"""A segment is not split for fewer common tokens: they are computed twice."""
 
 _serial = count()
 
 
 class Segment:
     """A node of the tree: `tokens` that follow `parent`, in `storage` from its token `first` on.
+    The trunk is the empty one above all others, without a storage.
 
-    refs: the branches that end here, and the children. The trunk is the empty segment above all
-        others; it alone has no storage.
-    state: of models with recurrent layers, their state after the last token, None where none was
-        kept.
-    opening: how many tokens stand before the first generated one of the branch that made the
-        segment, for recurrent layers that compute these differently; 0 for all others.
+    refs: the branches that end here, and the children.
+    state: of recurrent layers after the last token, where it was kept.
+    opening: how many tokens stand before the first generated one of the branch that made it, for
+        recurrent layers that compute these differently; else 0.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Segment:
 
     @property
     def is_last(self) -> bool:
-        """Whether its storage is written up to here, and nobody writes on, so that one may go on in
+        """Whether its storage is written up to here and nobody writes on, so that one may go on in
         it."""
         held_in = self.held_in
         if held_in is None or held_in.being_written:
@@ -92,10 +91,8 @@ def present(held: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def tokens_to_read(texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> int:
-    """The tokens of texts beyond what is read already, those of a common beginning once.
-
-    texts: each with one that was read before, or with nothing.
-    """
+    """The tokens of texts beyond what is read already, those of a common beginning once. texts:
+    each with one that was read before, or with nothing."""
     ordered = sorted((list(text), list(known)) for text, known in texts)
     before: Sequence[int] = ()
     count = 0

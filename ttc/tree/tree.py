@@ -19,18 +19,17 @@ if TYPE_CHECKING:
 
 
 SNAPSHOT_TOKENS = 1024
-"""The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to
-go on from."""
+"""A prompt's recurrent state is kept after each so many tokens."""
 
 
 class Holder(Protocol):
-    """Who holds a path: a branch, as far as the tree knows it."""
+    """A branch, as far as the tree knows it."""
 
     leaf: Segment
 
 
 class Path:
-    """Who holds a path for the time of a call. It has a reference already."""
+    """Who holds a path for the time of a call, with a reference that was taken before."""
 
     def __init__(self, leaf: Segment):
         self.leaf = leaf
@@ -40,11 +39,11 @@ class Tree:
     """All segments. Whoever refers to one takes a reference with `hold` and gives it back with
     `drop`.
 
-    begin: makes a storage for tokens after a segment, with room for so many, or for fewer. Told
-        whether they are written one at each pass.
-    free: lets go of a storage that nobody needs.
-    resume: makes a storage ready to be written on in, told the same; says whether it can be.
-    states: of models with recurrent layers: one goes on from a segment's end with a state alone.
+    begin: makes a storage for tokens after a segment, with room for so many or fewer; told whether
+        they are written one at each pass.
+    free: lets go of a storage. resume: makes one ready to be written on in, told the same; says
+        whether it can be.
+    states: of recurrent layers: one goes on from a segment with a state alone.
     """
 
     def __init__(
@@ -99,10 +98,8 @@ class Tree:
     # ---------------------------------------------------------------- finding
 
     def find(self, segment: Segment, tokens: Sequence[int], opening: int = 0) -> Segment:
-        """The end of the longest prefix of `tokens` that stands below a segment; one is split where
-        they part, but for few tokens. The last one with a state, which may lie above, where there
-        are states.
-        opening: see `Segment`."""
+        """The end of the longest prefix of `tokens` below a segment, one being split where they
+        part; with states, the last one that has one. opening: see `Segment`."""
         while tokens:
             shared, child = max(
                 (
@@ -129,7 +126,7 @@ class Tree:
         return segment
 
     def set_opening(self, segment: Segment | None, start: int, opening: int) -> None:
-        """Say of the segments of a path from a position on what opening they were computed with."""
+        """Say with what opening the segments of a path from a position on were computed."""
         while opening and segment is not None and segment.start >= start:
             segment.opening = opening
             segment = segment.parent
@@ -141,8 +138,8 @@ class Tree:
             self.states.free(before)
 
     def keep_state(self, segment: Segment, state: State, prompt: int) -> None:
-        """Keep the state at a segment's end, and above it none that nobody else goes on from, but
-        in the first `prompt` tokens: other prompts may begin with them."""
+        """Keep the state at a segment's end, and drop those above that nobody else goes on from,
+        but not of the first `prompt` tokens: other prompts may begin with them."""
         self.set_state(segment, state)
         above = segment.parent
         while above is not None and above.refs == 1:
@@ -151,8 +148,7 @@ class Tree:
             above = above.parent
 
     def split(self, segment: Segment, at: int) -> Segment:
-        """Part a segment after `at` tokens: two views in place of one. It becomes the lower one;
-        the upper one is returned."""
+        """Part a segment after `at` tokens. It becomes the lower one; the upper one is returned."""
         parent = segment.parent
         assert parent is not None
         upper = Segment(segment.tokens[:at], segment.storage, segment.first, parent)
@@ -169,12 +165,8 @@ class Tree:
     # ---------------------------------------------------------------- writing
 
     def write(self, branch: Holder, tokens: Sequence[int], room: int) -> list[Places]:
-        """Give a branch's next tokens their places, one after the other; their KV is to be computed
-        next. room: how many tokens it is likely to write from here on, for which a new storage has
-        room.
-
-        Raises OutOfMemory, and changes nothing then.
-        """
+        """The places of a branch's next tokens, whose KV is to be computed next. room: how many
+        tokens it is likely to write from here on. Raises OutOfMemory, and changes nothing then."""
         before = branch.leaf.end
         places = []
         try:
@@ -193,8 +185,8 @@ class Tree:
         return places
 
     def open(self, branch: Holder, room: int) -> Segment:
-        """Where a branch writes its next tokens, one at each pass, until `close`: a place in
-        memory that nobody else gets. room: as in `write`. Raises OutOfMemory."""
+        """Where a branch writes its next tokens, one at each pass, until `close`; nobody else gets
+        the place. room: as in `write`. Raises OutOfMemory."""
         segment = self._open(branch, room, one_each=True)
         segment.storage.being_written = True
         return segment
@@ -213,13 +205,12 @@ class Tree:
             self.move(branch, segment.parent)
 
     def rewind(self, branch: Holder, length: int) -> None:
-        """Have a branch end after its first `length` tokens at the latest. What nobody else needs
-        of the others is gone."""
+        """Have a branch end after its first `length` tokens at the latest."""
         self.move(branch, self.within(branch.leaf, length))
 
     def within(self, segment: Segment, length: int) -> Segment:
-        """The end of the first `length` tokens of a path, or of all where it has less; the last one
-        with a state before, where there are states."""
+        """The end of the first `length` tokens of a path, if it has as many; with states, the last
+        one before that has one."""
         while segment.parent is not None and segment.start >= length:
             segment = segment.parent
         if segment.end > length:
@@ -230,7 +221,7 @@ class Tree:
         return self.last_state(segment)
 
     def _open(self, branch: Holder, room: int, one_each: bool) -> Segment:
-        """The segment that a branch's next token belongs to, with a place for it."""
+        """The segment of a branch's next token, with a place for it."""
         leaf = branch.leaf
         goes_on = leaf.is_last and not leaf.storage.full
         goes_on = goes_on and self.resume(leaf.storage, one_each)
@@ -239,7 +230,7 @@ class Tree:
         return self._below(branch, leaf.storage if goes_on else self.begin(leaf, room, one_each))
 
     def _below(self, branch: Holder, storage: Storage) -> Segment:
-        """A new segment for what a branch writes next, at the end of a storage."""
+        """A new segment at the end of a storage."""
         leaf = branch.leaf
         segment = Segment([], storage, storage.filled, leaf)
         self.hold(leaf)

@@ -53,6 +53,13 @@ def assert_like_plain(
         assert abs(float(row.max().exp()) - top1) <= limit
 
 
+def assert_same(found: Sequence[Branch], expected: Sequence[Branch]) -> None:
+    """Branches have the same tokens, and log-probabilities to the rounding of float32."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens == other.tokens
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
 def assert_scores_like_plain(
     plain: Any,
     branch: Branch,

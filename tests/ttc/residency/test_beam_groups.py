@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.engines import GREEDY, make_engine
-from tests.helpers.exactness import assert_like_plain
+from tests.helpers.exactness import assert_like_plain, assert_same
 from tests.helpers.links import late
 from tests.helpers.models import build, prompt
 from tests.helpers.offloading import KIB, eight
@@ -63,12 +63,6 @@ def separate(engine: Engine, count: int) -> list[Branch]:
     ).result()
 
 
-def test_nothing_is_fetched_ahead_unless_asked_for() -> None:
-    engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8))
-    engine.generate(eight(engine), 16)
-    assert "prefetch" not in engine.memory.link.to_device_bytes
-
-
 @pytest.mark.parametrize("prefetch", [True, False])
 def test_the_next_groups_blocks_are_fetched_while_one_decodes(
     prefetch: bool, monkeypatch: pytest.MonkeyPatch
@@ -111,7 +105,7 @@ def test_private_copies_of_the_next_group_are_fetched_while_one_decodes(prefetch
     assert (moved["prefetch"] > 0) == prefetch
     # a copy for each, once
     assert moved["prefetch"] + moved["group"] == 8 * 39 * engine.memory.bytes_per_token
-    assert [b.tokens for b in branches] == [b.tokens for b in expected]
+    assert_same(branches, expected)
     assert engine.memory.device.peak_bytes <= 22 * 1024
     assert_nothing_left(engine, branches)
 

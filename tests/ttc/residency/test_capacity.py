@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.exactness import assert_same
 from tests.helpers.offloading import eight
 from tests.helpers.placements import deeper, placed
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Split
@@ -90,7 +91,7 @@ def test_groups_and_prompts_fit_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
     with_free(7 * KIB + 512, engine, monkeypatch)
     branches = eight(engine)
     engine.generate(branches, 6, sampling=GREEDY)
-    assert [b.tokens for b in branches] == [b.tokens for b in expected]
+    assert_same(branches, expected)
     assert engine.memory.link.to_host_bytes.total() > 0
     assert engine.memory.device.peak_bytes <= 7 * KIB + 512
 

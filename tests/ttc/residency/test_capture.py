@@ -91,14 +91,6 @@ def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
     assert_nothing_left(engine, branches)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])  # others compute in float32 within
-def test_double_precision(family: str) -> None:
-    plain = multi_head(family, torch.float64)
-    for branch in grow(engine_of(plain, act_share=0.6)):
-        assert_like_plain(plain, branch, bound=1e-9)
-
-
 def test_activations_alone_need_no_keys_and_values_anywhere() -> None:
     plain = multi_head("opt")
     engine = engine_of(plain, act_share=1)
@@ -149,18 +141,6 @@ def test_what_the_next_layer_needs_gives_way_to_the_layer_at_work(
     )
     assert weights and all(weights) and sum(units) == 2 * len(weights)
     assert len(units) > 2 * sum(units)  # those of the layer at work do not wait
-
-
-def test_weights_that_cross_in_every_pass_count_as_t_load_w() -> None:
-    model = multi_head("opt")
-    runner = Streamed(link_gbps=0.002).place(model, "cpu")
-    engine = Engine(model, Letters(), runner=runner, memory=Capture(block_tokens=8))
-    times = capture(engine).times
-    assert times is not None and runner.streamed_layer_bytes > 0
-    per_token = engine.memory.layer_bytes[0]
-    assert times.load_w == pytest.approx(
-        times.load_kv.slope * runner.streamed_layer_bytes / per_token
-    )
 
 
 def test_t_load_w_is_what_a_layers_weights_take_over_the_link(

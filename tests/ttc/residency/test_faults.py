@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.engines import make_engine
+from tests.helpers.exactness import assert_same
 from tests.helpers.links import failing_at
 from tests.helpers.offloading import KIB, OFFLOADING, changed, eight
 from tests.helpers.ownership import assert_nothing_left
@@ -57,7 +58,7 @@ def test_branches_that_the_host_has_no_room_for_decode_in_turn(policy: Any) -> N
     engine = make_engine(memory=changed(policy, host_budget_gib=8 * KIB))
     branches = eight(engine)
     engine.generate(branches, 11)
-    assert [branch.tokens for branch in branches] == [branch.tokens for branch in expected]
+    assert_same(branches, expected)
     assert_nothing_left(engine, branches)
 
 

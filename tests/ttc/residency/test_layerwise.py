@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.helpers.exactness import assert_same
 from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB
 from tests.helpers.tokenizers import Letters
@@ -39,10 +38,7 @@ def test_layerwise_keeps_its_buffers_while_rows_freeze() -> None:
     expected = run(Resident())[1]
     engine, branches = run(Layerwise(60 * KIB))
     assert engine.memory.device.peak_bytes <= 60 * 1024
-    for one, other in zip(expected, branches, strict=True):
-        assert one.tokens == other.tokens and one.logprobs == pytest.approx(
-            other.logprobs, abs=1e-4
-        )
+    assert_same(expected, branches)
 
 
 def test_layerwise_makes_room_for_idle_branches_too() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.engines import GREEDY, fail_at, forked, make_engine
+from tests.helpers.exactness import assert_same
 from tests.helpers.models import prompt
 from tests.helpers.offloading import KIB, eight
 from tests.helpers.ownership import assert_nothing_left, assert_whole
@@ -339,31 +340,6 @@ def test_a_released_branch_leaves_the_batch() -> None:
         assert_nothing_left(engine, [branches[0], branches[3]])
 
 
-def test_other_calls_find_the_batch_in_place_or_make_room() -> None:
-    """Two batches and plain calls share an engine, as those of several threads do."""
-    for policy in range(len(POLICIES)):
-        engine = make_engine(memory=POLICIES[policy])
-        one, two, plain = (forked(engine, 2) for _ in range(3))
-        batches = engine.running_batch(), engine.running_batch()
-        batches[0].add(one, Step(6))
-        batches[0].step()
-        batches[1].add(two, Step(4))
-        batches[1].step()
-        engine.generate(plain, 3)
-        while any(map(len, batches)):
-            for batch in batches:
-                batch.step()
-        engine.generate(plain, 3)
-        whole = make_engine()
-        expected = [forked(whole, 2) for _ in range(3)]
-        for branches, limit in zip(expected, (6, 4, 6), strict=True):
-            whole.generate(branches, limit)
-        assert [b.tokens for b in (*one, *two, *plain)] == [
-            b.tokens for group in expected for b in group
-        ]
-        assert_nothing_left(engine, [*one, *two, *plain])
-
-
 @pytest.mark.parametrize("after", [1, 4])
 def test_branches_may_be_scored_while_they_decode(after: int) -> None:
     def written(scored: bool) -> tuple[list[list[int]], list[list[float]], list[float]]:
@@ -483,7 +459,7 @@ def test_a_cache_takes_nothing_from_those_who_decode() -> None:
     whole = make_engine()
     expected = forked(whole, 3)
     whole.generate(expected, 6)
-    assert [b.tokens for b in branches] == [b.tokens for b in expected]
+    assert_same(branches, expected)
 
 
 def test_what_cannot_be_added_is_refused_and_changes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -58,18 +59,35 @@ def test_the_stress_test_of_the_paper_evicts_what_is_over() -> None:
 
 
 def test_omega_is_score_over_depth() -> None:
-    assert [importance(0.9, 0), importance(0.9, 2), importance(0.0, 5)] == [
-        0.9,
-        pytest.approx(0.3),
-        0.0,
-    ]
-    engine, branches = four()
-    for branch, score in zip(branches, [0.5, 0.2, 0.9, 0.4], strict=True):
-        branch.score = score
+    found = [importance(0.9, 0), importance(0.9, 2), importance(0.0, 5)]
+    assert found == pytest.approx([0.9, 0.3, 0.0])
+
+
+def trimmed(engine: Engine, capacity: int, at_work: Sequence[Branch] = ()) -> None:
     assert engine.cache is not None
-    engine.cache.capacity_blocks = 3
-    engine.cache.trim(engine.tree, engine.live)
-    assert [kept(engine, b) for b in branches] == [16, 8, 16, 8]
+    engine.cache.capacity_blocks = capacity
+    engine.cache.trim(engine.tree, engine.live, at_work)
+
+
+@pytest.mark.parametrize(
+    ("order", "scores", "used", "stay"),
+    [
+        ("rsbcm", [0.5, 0.2, 0.9, 0.4], None, {0, 2}),
+        ("rsbcm", [-0.5, -2.0, -0.1, -1.0], None, {0, 2}),
+        ("rsbcm", [0.5, 0.2, 0.9, None], None, {2, 3}),  # what is unrated counts as the best
+        ("rsbcm", [-0.5, -0.2, -0.9, None], None, {1, 3}),
+        ("lru", [0.9, 0.9, 0.1, 0.1], [3, 1, 2, 4], {0, 3}),
+    ],
+)
+def test_what_is_worth_least_leaves(
+    order: str, scores: list[float | None], used: list[int] | None, stay: set[int]
+) -> None:
+    engine, branches = four(order=order)
+    for number, (branch, score) in enumerate(zip(branches, scores, strict=True)):
+        branch.score = score
+        branch.used_at = used[number] if used else 0
+    trimmed(engine, 3)
+    assert [kept(engine, b) for b in branches] == [16 if n in stay else 8 for n in range(4)]
 
 
 def test_a_deeper_block_leaves_before_a_shallow_one_of_like_score() -> None:
@@ -78,21 +96,15 @@ def test_a_deeper_block_leaves_before_a_shallow_one_of_like_score() -> None:
     engine.generate(children, 8)
     for branch in (*branches, *children):
         branch.score = 0.6
-    assert engine.cache is not None
     assert blocks(engine) == 7
-    engine.cache.capacity_blocks = 5
-    engine.cache.trim(engine.tree, engine.live)
-    assert [kept(engine, b) for b in children] == [16] * 2 and [
-        kept(engine, b) for b in branches
-    ] == [16] * 4
+    trimmed(engine, 5)
+    assert [kept(engine, b) for b in (*children, *branches)] == [16] * 6
 
 
 def left_first(engine: Engine, branches: list[Branch]) -> list[bool]:
     """Evict one block. Which branches it was taken from."""
     before = [kept(engine, branch) for branch in branches]
-    assert engine.cache is not None
-    engine.cache.capacity_blocks = blocks(engine) - 1
-    engine.cache.trim(engine.tree, engine.live)
+    trimmed(engine, blocks(engine) - 1)
     return [kept(engine, branch) < n for branch, n in zip(branches, before, strict=True)]
 
 
@@ -173,43 +185,15 @@ def test_where_nothing_is_rated_the_newest_leaves_first_at_any_depth() -> None:
 def test_a_segment_stays_where_one_of_its_branches_is_at_work() -> None:
     engine, branches = four()
     twin = engine.fork(branches[0], 1)[0]
-    assert engine.cache is not None
-    engine.cache.capacity_blocks = 1
-    engine.cache.trim(engine.tree, engine.live, [twin])
+    trimmed(engine, 1, [twin])
     assert [kept(engine, branch) for branch in (*branches, twin)] == [16, 8, 8, 8, 16]
-
-
-def test_negative_scores_keep_the_order() -> None:
-    engine, branches = four()
-    for branch, score in zip(branches, [-0.5, -2.0, -0.1, -1.0], strict=True):
-        branch.score = score
-    assert engine.cache is not None
-    engine.cache.capacity_blocks = 3
-    engine.cache.trim(engine.tree, engine.live)
-    assert [kept(engine, b) for b in branches] == [16, 8, 16, 8]
-
-
-def test_what_was_just_generated_outlasts_what_was_rated_lower() -> None:
-    for sign in (1, -1):
-        engine, branches = four()
-        for branch, score in zip(branches[:3], [0.5, 0.2, 0.9], strict=True):
-            branch.score = sign * score
-        assert engine.cache is not None
-        engine.cache.capacity_blocks = 3
-        engine.cache.trim(engine.tree, engine.live)
-        assert (
-            kept(engine, branches[3]) == 16
-            and [kept(engine, b) for b in branches[:3]].count(16) == 1
-        )
 
 
 def test_lru_evicts_what_was_used_longest_ago() -> None:
     engine, branches = four(order="lru")
     for branch in (branches[2], branches[0], branches[3]):
         engine.score([branch], [[[1]]]).result()
-    assert engine.cache is not None
-    engine.cache.capacity_blocks = 3
-    engine.cache.trim(engine.tree, engine.live)
+    trimmed(engine, 3)
     assert [kept(engine, b) for b in branches] == [16, 8, 8, 16]
 
 

@@ -287,44 +287,22 @@ class Plan:
 
     def _attend_own(self, layer: Layer, heads: slice, q: Tensor) -> Partial:
         """What some KV heads see of the tokens that are each row's own."""
-        alike: dict[int, list[int]] = {}
-        for row, run in enumerate(self.runs):
-            alike.setdefault(run.own + self.passes + 1, []).append(row)
-        if len(alike) == 1:
-            ((count, every),) = alike.items()
-            return self._attend_last(layer, q[heads], heads, count, every)
-        found = [
-            self._attend_last(layer, q[heads][:, :, rows], heads, count, rows)
-            for count, rows in alike.items()
-        ]
-        rows = [row for rows in alike.values() for row in rows]
-        order = torch.tensor(rows).argsort().to(q.device)
-        out, lse = (torch.cat(parts, 2)[:, :, order] for parts in zip(*found, strict=True))
-        return out, lse
-
-    def _attend_last(
-        self, layer: Layer, q: Tensor, heads: slice, count: int, rows: Sequence[int]
-    ) -> Partial:
-        """What these rows see of the last `count` tokens that each has written."""
         parts = []
-        for row in rows:
-            storage, first, _ = self.runs[row].places[0]
+        for row, run in enumerate(self.runs):
+            storage, first, _ = run.places[0]
             near = storage.device[layer.index]
             assert near is not None
-            end = first + self.passes + 1
-            parts.append([part[heads] for part in storage.span(near, end - count, end)])
-        keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
-        visible = None
-        if not layer.sees_all:
-            positions = torch.tensor([self.positions[row] for row in rows], device=q.device)
-            places = positions[:, None] - torch.arange(count - 1, -1, -1, device=q.device)
-            seen = [
-                layer.sees(one[None], its)[0] for one, its in zip(positions, places, strict=True)
-            ]
-            visible = torch.stack(seen)[:, None, None]
-        out, lse = partial_attention(q.permute(2, 0, 1, 3), keys, values, layer, visible=visible)
-        out = out.to(torch.promote_types(out.dtype, torch.float32))
-        return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
+            span = storage.span(near, first - run.own, first + self.passes + 1)
+            keys, values = (part[heads] for part in span)
+            visible = None
+            if not layer.sees_all:
+                end = self.positions[row] + 1
+                positions = torch.arange(end - keys.shape[1], end, device=q.device)
+                visible = layer.sees(positions[-1:], positions)
+            own = q[heads][:, :, row : row + 1]
+            parts.append(segment_attention(own, keys, values, layer, visible))
+        out, lse = (torch.cat(side, 2) for side in zip(*parts, strict=True))
+        return out.to(torch.promote_types(out.dtype, torch.float32)), lse
 
     def _attend(
         self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor

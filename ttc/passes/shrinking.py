@@ -241,7 +241,7 @@ def checked_lens(runner: ModelRunner) -> Lens:
         together = trial.shrinking(lens, lambda *_: set())
         alone = trial.shrinking(lens, lambda depth, *_: {0} if depth == 1 else set())
         if together.live:
-            raise RuntimeError("the last of its decoder layers does not run on text alone")
+            raise RuntimeError("its last layer does not run on text alone")
         given = torch.stack(
             [together.results[0][1], together.results[1][1], alone.results[1][1]]
         ).double()

@@ -23,6 +23,15 @@ from ttc.residency.capture_reader import CaptureReader, generated_bytes
 from ttc.residency.offloading import Offloading
 from ttc.tree.segment import Segment
 
+NEVER = (
+    "no layer's keys and values can be generated from inputs that are smaller (with multi-head "
+    "attention they can, seldom with grouped queries)"
+)
+LOSES = (
+    f"by times measured here a layer gains less than {MIN_GAIN:g}x with them over KV blocks alone; "
+    "choose memory=paged, or set memory.act_share"
+)
+
 
 @dataclass
 class Capture(Offloading):
@@ -82,8 +91,8 @@ class Capture(Offloading):
         layers = enumerate(zip(shapes, *sizes, strict=True))
         bound.acts = frozenset(n for n, (shape, a, kv) in layers if shape.input_dim and a < kv)
         if not bound.acts:
-            bound.reason = why_none(shapes, *sizes)
-            warnings.warn(f"memory=capture keeps no ACT blocks: {bound.reason}", stacklevel=2)
+            bound.reason = NEVER
+            warnings.warn(f"memory=capture keeps no ACT blocks: {NEVER}", stacklevel=2)
         return bound
 
     def use(self, regenerate: Regenerate, measure: Callable[[int, int, int], CaptureTimes]) -> None:
@@ -140,17 +149,11 @@ class Capture(Offloading):
         room = min(tokens, self.counts()[0] + more) if free != inf else tokens
         act_gpu, act_host, kv_host = allocation_by(times, room, tokens, MIN_GAIN)
         if tokens:
-            self._note_loss(times, tokens, loses=not act_gpu + act_host)
+            self.reason = "" if act_gpu + act_host else LOSES
+            if self.reason and not self.warned:
+                self.warned = True
+                warnings.warn(f"memory=capture makes no ACT blocks for now: {LOSES}", stacklevel=3)
         return act_gpu + act_host, kv_host
-
-    def _note_loss(self, times: CaptureTimes, tokens: int, loses: bool) -> None:
-        known = self.reason
-        self.reason = why_it_loses(times, tokens) if loses else ""
-        if loses and not known and not self.warned:
-            self.warned = True
-            warnings.warn(
-                f"memory=capture makes no ACT blocks for now: {self.reason}", stacklevel=3
-            )
 
     def is_act(self, tokens: int, path: Sequence[Segment]) -> bool:
         """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch
@@ -337,32 +340,3 @@ class Capture(Offloading):
             taken[-1].append(number)
             room -= piece.length
         return taken
-
-
-def why_none(
-    shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: Sequence[int]
-) -> str:
-    if not shapes:
-        return "the model has no layers of attention, and so no keys and values"
-    known = [layer for layer, shape in enumerate(shapes) if shape.input_dim is not None]
-    if not known:
-        return (
-            "the model's keys and values cannot be generated from the inputs of its attention "
-            "layers"
-        )
-    layer = known[0]
-    return (
-        f"in layer {layer} an ACT block takes {act_bytes[layer]:,} bytes a token and a KV block "
-        f"{kv_bytes[layer]:,}, and no layer's ACT blocks are smaller (they are with multi-head "
-        "attention, seldom with grouped queries)"
-    )
-
-
-def why_it_loses(times: CaptureTimes, tokens: int) -> str:
-    link_ms, computing_ms = times.t_pcie(tokens) * 1e3, times.t_computation(0) * 1e3
-    return (
-        f"by times measured here a layer gains less than {MIN_GAIN:g}x with them over KV blocks "
-        f"alone, of which {tokens:,} tokens take {link_ms:.3g} ms over the link while "
-        f"{computing_ms:.3g} ms are computed. They pay where the link is slow beside the device; "
-        "else choose memory=paged, or set memory.act_share"
-    )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Stretch = tuple[Storage, int, int]
 """A storage, and from which of its tokens to which."""
 
+Copies = list[tuple[Stretch, Storage]]
+
 
 class PrivateCopies:
     """Those of the group at work, and of the next one as far as they came ahead, where `prefetch`
@@ -26,59 +28,56 @@ class PrivateCopies:
         self.policy = policy
         self.prefetch = prefetch
         self.layers_seen = layers_seen
-        self.here: dict[Stretch, list[Storage]] = {}
-        self.ahead: dict[Stretch, list[Storage]] = {}
+        self.here: Copies = []
+        self.ahead: Copies = []
 
     def enter(self, coming: Sequence[Paths], own_bytes: int) -> None:
         """The first group begins; the next one's copies come as far as there is room."""
         policy = self.policy
         self._drop(self.here)
-        self.here, self.ahead = self.ahead, {}
-        there = {part: len(copies) for part, copies in self.here.items()}
+        self.here, self.ahead = self.ahead, []
+        there = [part for part, _ in self.here]
         lacking = []
-        for part, position in self._parts(coming[0]):
-            there[part] = there.get(part, 0) - 1
-            if there[part] < 0:
-                lacking.append((part, position))
+        for needed in self._parts(coming[0]):
+            if needed[0] in there:
+                there.remove(needed[0])
+            else:
+                lacking.append(needed)
         policy.make_room(own_bytes + sum(self._bytes(*needed) for needed in lacking))
-        for part, position in lacking:
-            self._add(self.here, part, position, "group")
-        for part, position in self._parts(coming[1]) if self.prefetch and coming[1:] else ():
-            if not policy.make_room(own_bytes + self._bytes(part, position)):
+        for needed in lacking:
+            self.here.append(self._copy(*needed, "group"))
+        for needed in self._parts(coming[1]) if self.prefetch and coming[1:] else ():
+            if not policy.make_room(own_bytes + self._bytes(*needed)):
                 break
-            self._add(self.ahead, part, position, "prefetch")
-        policy.memory.wait(copy for copies in self.here.values() for copy in copies)
+            self.ahead.append(self._copy(*needed, "prefetch"))
+        policy.memory.wait(copy for _, copy in self.here)
 
     def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
         """Of each path a copy with all layers that it sees, and what it has written since."""
-        left = {part: list(copies) for part, copies in self.here.items()}
+        left = list(self.here)
         positions = dict(zip(accumulate(counts, initial=0), ends, strict=False))  # by first rows
         found = []
         for piece in private_pieces(paths, counts, ends):
             position = positions[piece.rows.start]
             own = self._copy_of(piece, position, left)
             if own is not None:
-                part, copy = own
-                left[part].remove(copy)
-                found.append(Piece(copy, 0, copy.filled, piece.rows))
+                left.remove(own)
+                found.append(Piece(own[1], 0, own[1].filled, piece.rows))
             first = piece.first if own is None else own[0][2]
             if first < (end := piece.first + piece.length):
                 found.append(Piece(piece.kv, first, end - first, piece.rows))
         return found
 
-    def _copy_of(
-        self, piece: Piece, position: int, left: dict[Stretch, list[Storage]]
-    ) -> tuple[Stretch, Storage] | None:
+    def _copy_of(self, piece: Piece, position: int, left: Copies) -> tuple[Stretch, Storage] | None:
         """The longest copy of a piece with all layers that a row sees, and of these the one with
         the fewest."""
         candidates = [
             (part, copy)
-            for part, copies in left.items()
+            for part, copy in left
             if part[:2] == (piece.kv, piece.first) and part[2] <= piece.first + piece.length
-            for copy in copies
-            if _has(copy, self.layers_seen(piece.kv.start + part[2], position))
+            if all(copy.device[n] for n in self.layers_seen(piece.kv.start + part[2], position))
         ]
-        return max(candidates, key=lambda own: (own[0][2], -_layers(own[1])), default=None)
+        return max(candidates, key=lambda own: (own[0][2], own[1].device.count(None)), default=None)
 
     def close(self) -> None:
         self._drop(self.here)
@@ -97,24 +96,14 @@ class PrivateCopies:
         layers = self.layers_seen(storage.start + end, position)
         return (end - first) * sum(sizes[layer] for layer in layers)
 
-    def _add(
-        self, copies: dict[Stretch, list[Storage]], part: Stretch, position: int, cause: str
-    ) -> None:
+    def _copy(self, part: Stretch, position: int, cause: str) -> tuple[Stretch, Storage]:
         storage, first, end = part
         layers = self.layers_seen(storage.start + end, position)
         copy = self.policy.memory.copy(storage, first, end, cause, layers)
         self.policy.writing[copy] = None  # it stays
-        copies.setdefault(part, []).append(copy)
+        return part, copy
 
-    def _drop(self, copies: dict[Stretch, list[Storage]]) -> None:
-        for copy in [copy for twins in copies.values() for copy in twins]:
+    def _drop(self, copies: Copies) -> None:
+        for _, copy in copies:
             self.policy.free(copy)
         copies.clear()
-
-
-def _has(copy: Storage, layers: Sequence[int]) -> bool:
-    return all(copy.device[layer] is not None for layer in layers)
-
-
-def _layers(copy: Storage) -> int:
-    return sum(kv is not None for kv in copy.device)

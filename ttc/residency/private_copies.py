@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Stretch = tuple[Storage, int, int]
 """A storage, and from which of its tokens to which."""
 
-Copies = list[tuple[Stretch, Storage]]
+Copied = list[tuple[Stretch, Storage]]
 
 
 class PrivateCopies:
@@ -28,8 +28,8 @@ class PrivateCopies:
         self.policy = policy
         self.prefetch = prefetch
         self.layers_seen = layers_seen
-        self.here: Copies = []
-        self.ahead: Copies = []
+        self.here: Copied = []
+        self.ahead: Copied = []
 
     def enter(self, coming: Sequence[Paths], own_bytes: int) -> None:
         """The first group begins; the next one's copies come as far as there is room."""
@@ -68,7 +68,7 @@ class PrivateCopies:
                 found.append(Piece(piece.kv, first, end - first, piece.rows))
         return found
 
-    def _copy_of(self, piece: Piece, position: int, left: Copies) -> tuple[Stretch, Storage] | None:
+    def _copy_of(self, piece: Piece, position: int, left: Copied) -> tuple[Stretch, Storage] | None:
         """The longest copy of a piece with all layers that a row sees, and of these the one with
         the fewest."""
         candidates = [
@@ -103,7 +103,7 @@ class PrivateCopies:
         self.policy.writing[copy] = None  # it stays
         return part, copy
 
-    def _drop(self, copies: Copies) -> None:
+    def _drop(self, copies: Copied) -> None:
         for _, copy in copies:
             self.policy.free(copy)
         copies.clear()

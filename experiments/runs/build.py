@@ -38,7 +38,6 @@ from ttc.placement.placed_loading import load_runner
 from ttc.protocols import Verifier
 from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
-from ttc.text.special_tokens import SplitSpecialTokens
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.text.thoughts import Setting
 from ttc.tree.sharing import Sharing
@@ -151,10 +150,7 @@ def make_template(config: DictConfig) -> PromptTemplate:
     data = config.dataset
     examples = (*((e.question, e.answer) for e in data.examples), *load_examples(data))
     options = as_dict(data.chat_options)
-    keep = data.keep_generated
-    return PromptTemplate(
-        data.instruction, data.system, examples, data.chat, data.raw, options, keep_generated=keep
-    )
+    return PromptTemplate(data.instruction, data.system, examples, data.chat, data.raw, options)
 
 
 def make_budget(config: DictConfig) -> Budget:
@@ -267,8 +263,7 @@ def make_engine(config: DictConfig) -> Engine:
 
 def tokenizer_of(config: DictConfig) -> Any:
     """The tokenizer that the run's backend has, without its model."""
-    tokenizer = load_tokenizer(config.model.name, **source_options(config))
-    return SplitSpecialTokens(tokenizer) if config.model.split_special_tokens else tokenizer
+    return load_tokenizer(config.model.name, **source_options(config))
 
 
 def say_settings(settings: GenerationSettings | None) -> None:
@@ -346,7 +341,6 @@ def engine_options(config: DictConfig) -> dict[str, Any]:
         **{group: _made(config[group]) for group in ("cache", "sharing", "gate", "speculation")},
         "generation_settings": config.model.generation_settings,
         "int8_activations": config.model.int8_activations,
-        "split_special_tokens": config.model.split_special_tokens,
     }
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, TemplateError
@@ -138,17 +137,13 @@ def next_prompt(
     tokens: Sequence[int],
     tokenizer: Any,
     options: Mapping[str, Any] | None = None,
-    *,
-    keep_generated: bool = False,
 ) -> list[int]:
     """The tokens of the whole chat, after the model's `answer` to `messages` and the user's next
     `words`.
 
     tokens: those of `messages` and of the answer as the model wrote it. Blanks around answers are
-        left out where the whole chat begins with `tokens` then.
-    keep_generated: where the whole chat does not begin with `tokens` (the template rewrites the
-        answer, or the model wrote it in other pieces than the tokenizer), these stay, and what the
-        template writes after an answer follows.
+        left out where the whole chat begins with `tokens` then. It does not where the template
+        rewrites the answer, or the model wrote it in other pieces than the tokenizer.
     Raises InvalidInput as `next_turn_text` does.
     """
     chat, chats = _answered(messages, answer, words), list[list[int]]()
@@ -157,8 +152,8 @@ def next_prompt(
         if len(whole) > len(tokens) and whole[: len(tokens)] == list(tokens):
             return whole
         chats.append(whole)
-    after = next_turn_text(messages, words, tokenizer, options)
-    return [*tokens, *following(after, tokenizer)] if keep_generated else chats[0]
+    next_turn_text(messages, words, tokenizer, options)  # refuses a template of one turn
+    return chats[0]
 
 
 def end_of_prompt(
@@ -250,33 +245,16 @@ def _applied(
     except InvalidInput:
         raise
     except Exception as error:  # a template can make Python raise anything
-        if isinstance(error, ValueError) and isinstance(
-            getattr(tokenizer, "chat_template", None), Mapping
-        ):
-            raise InvalidInput(
-                f"the tokenizer has several chat templates, and none of them was chosen: {error} "
-                "Give the name of one as an option of the chat template "
-                "(+dataset.chat_options.chat_template=NAME), or set chat to false"
-            ) from error
-        needs_tools = partial(_needs_tools, tokenizer, options)
-        if limited(needs_tools, TEMPLATE_S, "the chat template", way_out):
-            raise InvalidInput(
-                "the chat template writes nothing without tools; give some, choose another of the "
-                "tokenizer's templates, or set chat to false"
-            ) from error
+        if isinstance(getattr(tokenizer, "chat_template", None), Mapping):
+            way_out += (
+                "; of several chat templates +dataset.chat_options.chat_template=NAME takes one"
+            )
         said = (
             str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
         )
         raise InvalidInput(
             f"the chat template refuses these messages: {said.partition(chr(10))[0]}; {way_out}"
         ) from error
-
-
-def _needs_tools(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
-    """Whether a template that refuses a question takes it beside a list of tools."""
-    if "tools" in (options or {}) or _writes(ANSWER, tokenizer, options):
-        return False
-    return _writes(ANSWER, tokenizer, {**(options or {}), "tools": []})
 
 
 def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:

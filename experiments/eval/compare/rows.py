@@ -32,7 +32,6 @@ OF_THE_PROMPT = (
     "chat",
     "raw",
     "chat_options",
-    "keep_generated",
     "examples",
     "shots",
     "shots_split",

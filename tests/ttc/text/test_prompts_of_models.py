@@ -4,7 +4,6 @@ are documented."""
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
@@ -87,14 +86,6 @@ def test_a_next_turn_makes_the_whole_chat(chat: Chat) -> None:
 
 
 @cases
-def test_a_next_turn_stands_on_the_models_own_tokens_on_request_alone(chat: Chat) -> None:
-    given = chat.ids(chat.prompt + chat.said)
-    template = asked(chat, keep_generated=True)
-    made = template.next_prompt(WORDS, chat.tokenizer, QUESTION, [chat.said], given)
-    assert made == (given + chat.ids(chat.follows) if chat.rewrites else chat.ids(chat.turned))
-
-
-@cases
 def test_a_third_turn_follows_the_second(chat: Chat) -> None:
     given = chat.ids(chat.turned + chat.said)
     made = asked(chat).next_prompt(
@@ -156,10 +147,7 @@ def test_a_raw_prompt_is_what_the_tokenizer_makes_of_its_text(name: str, raw: bo
         text = "Question: 1 + 1?\nAnswer: two\n\nQuestion: 2 + 2?\nAnswer:"
     around = [SPECIAL.index(token) for token in before], [SPECIAL.index(token) for token in after]
     expected = [*around[0], *by_hand(text, SPECIAL, kind), *around[1]]
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        assert template.tokens(QUESTION, made) == expected == made(text)["input_ids"]
-    assert [("add_eos_token=False" in str(w.message)) for w in told] == [True] * ("</s>" in after)
+    assert template.tokens(QUESTION, made) == expected == made(text)["input_ids"]
     assert template.text(QUESTION, made) == text
     assert template.ends(made) == (() if raw else ("Question:",))
 
@@ -264,7 +252,8 @@ def test_several_templates_without_a_default_ask_for_one() -> None:
     made = copy.deepcopy(chatml.tokenizer)
     made.chat_template = {"plain": chatml.template, "tool_use": "tools"}
     with pytest.raises(
-        InvalidInput, match=r"several chat templates.*chat_options\.chat_template=NAME"
+        InvalidInput,
+        match=r"several chat templates \(\+dataset\.chat_options\.chat_template=NAME\)",
     ):
         PromptTemplate("{question}").tokens(QUESTION, made)
     chosen = PromptTemplate("{question}", options={"chat_template": "plain"})
@@ -287,10 +276,4 @@ def test_an_answer_in_other_pieces_than_the_tokenizers_is_sent_in_the_tokenizers
     odd = [*chat.ids(chat.prompt), *chat.ids("<|im_start|>four")]
     assert asked(chat).next_prompt(WORDS, chat.tokenizer, QUESTION, ["four"], odd) == chat.ids(
         chat.turned
-    )
-    kept = asked(chat, keep_generated=True).next_prompt(
-        WORDS, chat.tokenizer, QUESTION, ["four"], odd
-    )
-    assert kept == odd + chat.ids(
-        "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
     )

@@ -20,7 +20,7 @@ LABEL, CELL = 0.55, 0.425
 broken."""
 SHORT = 20
 """Characters of a cell of a page that stays on one line."""
-FORMATS = ("text", "markdown", "latex", "csv")
+FORMATS = ("text", "markdown", "csv")
 """What `--format` can be; csv has other columns than the tables."""
 RESULTS = ("accuracy", "difference")
 """Columns that stay, even where all lines have the same."""
@@ -66,33 +66,12 @@ class Table:
         text = "\n".join([head, f"|{rule}|", *rest])
         return "\n\n".join([*([f"**{self.title}**"] if self.title else []), text, *self.notes])
 
-    def latex(self) -> str:
-        """A tabular of the package booktabs; title and notes are comments."""
-        head, *rest = [
-            " & ".join(map(_in_latex, line)) + r" \\" for line in (self.columns, *self.lines)
-        ]
-        begin = rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}"
-        lines = [begin, r"\toprule", head, r"\midrule", *rest, r"\bottomrule", r"\end{tabular}"]
-        notes = [f"% {' '.join(note.split())}" for note in self.notes]
-        return "\n".join([f"% {self.title}", *lines, *notes])
-
     def html(self) -> str:
         lines = [_html_row(self.columns, "th"), *(_html_row(cells, "td") for cells in self.lines)]
         notes = [f"<p>{html.escape(note)}</p>" for note in self.notes]
         return "\n".join(
             [f"<h2>{html.escape(self.title)}</h2>", "<table>", *lines, "</table>", *notes]
         )
-
-
-def _in_latex(text: str) -> str:
-    special = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}"}
-    special |= {
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-    }
-    return "".join(special.get(c, c) for c in text.replace("\n", " "))
 
 
 def _all_alike(cells: Sequence[str]) -> bool:

@@ -49,12 +49,18 @@ def show_logged(private: bool = False) -> None:
 T = TypeVar("T")
 
 
-def bar_options() -> dict[str, Any]:
-    return {
-        "ncols": min(WIDTH, shutil.get_terminal_size().columns),
-        "leave": False,
-        "disable": False,
-    }
+def bar(label: str, total: int | None, out: TextIO, what: str) -> tqdm[Any]:
+    columns = min(WIDTH, shutil.get_terminal_size().columns)
+    return tqdm(
+        total=total,
+        desc=printable(label[:20]),
+        file=out,
+        unit=what,
+        bar_format="{desc} {n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}",
+        ncols=columns,
+        leave=False,
+        disable=False,
+    )
 
 
 def with_progress(
@@ -71,16 +77,16 @@ def with_progress(
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
-    if sys.stderr.isatty():
-        yield from tqdm(
-            items, printable(label), total, file=sys.stderr, unit=f" {what}", **bar_options()
-        )
-        return
+    shown = bar(label, total, sys.stderr, f" {what}") if sys.stderr.isatty() else None
     rhythm = Rhythm(every_s)
     for done, item in enumerate(items):
-        if rhythm.is_time():
+        if shown is None and rhythm.is_time():
             say(f"{label}: {done} of {total} {what}")
         yield item
+        if shown is not None:
+            shown.update()
+    if shown is not None:
+        shown.close()
 
 
 class Rhythm:
@@ -117,7 +123,6 @@ class ProgressBar:
         out: TextIO | None = None,
         every_s: float = 30.0,
     ):
-        self.label = label
         self.total = total
         self.records = records
         self.engine = engine
@@ -126,17 +131,11 @@ class ProgressBar:
         self.solved_tokens = 0  # of the problems that this process has solved
         self.tokens = 0  # of those under way too
         self.started = time.monotonic()
-        self.bar: tqdm[Any] | None = None
-        if self.out.isatty():
-            self.bar = tqdm(
-                total=total, file=self.out, bar_format=self.bar_format(), **bar_options()
-            )
+        self.bar = bar(label, total, self.out, " problems") if self.out.isatty() else None
         self._stop = Event()
         self._thread = Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> ProgressBar:
-        self.started = time.monotonic()
-        self.rhythm = Rhythm(self.rhythm.every_s)
         self.show()
         self._thread.start()
         return self
@@ -158,89 +157,31 @@ class ProgressBar:
         tqdm.write(printable(text), file=self.out)
 
     def show(self) -> None:
-        self.tokens = max(self.tokens, self.solved_tokens + self.tokens_under_way())
+        self.tokens = max(self.tokens, self.solved_tokens + self._tokens_under_way())
         if self.bar is not None:
             self.bar.n = len(self.records)
-            self.bar.bar_format = self.bar_format()
-            self.bar.refresh()
+            self.bar.set_postfix_str(", ".join(self.figures()))
         elif self.rhythm.is_time():
-            print(self.plain_line(), file=self.out, flush=True)
+            done = f"{len(self.records)} of {number_of(self.total, 'problem')}"
+            print(", ".join([done, *self.figures()]), file=self.out, flush=True)
 
-    def tokens_under_way(self) -> int:
-        for _ in range(3):
-            try:
-                usages = {id(b.usage): b.usage for b in getattr(self.engine, "live", ())}
-                return sum(usage.generated_tokens for usage in usages.values())
-            except RuntimeError:  # branches came or went meanwhile
-                continue
-        return max(0, self.tokens - self.solved_tokens)
+    def _tokens_under_way(self) -> int:
+        try:
+            usages = {id(b.usage): b.usage for b in getattr(self.engine, "live", ())}
+        except RuntimeError:  # branches came or went meanwhile
+            return 0
+        return sum(usage.generated_tokens for usage in usages.values())
 
-    # ------------------------------------------------------------ what is shown
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / max(time.monotonic() - self.started, 1e-9)
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the end, if other problems take as many tokens as those so far."""
-        if not self.records or not self.tokens:
-            return None
-        mean = sum(r["usage"]["generated_tokens"] for r in list(self.records.values())) / len(
-            self.records
-        )
-        under_way = self.tokens - self.solved_tokens
-        return max(0.0, mean * (self.total - len(self.records)) - under_way) / self.tokens_per_s
-
-    @property
-    def accuracy(self) -> tuple[float, float, float] | None:
-        """The accuracy so far and the ends of its 95% interval, in percent."""
-        done = list(self.records.values())
-        if not done:
-            return None
-        correct = sum(r["correct"] for r in done)
-        low, high = wilson(correct, len(done))
-        return 100 * correct / len(done), 100 * low, 100 * high
-
-    def bar_format(self) -> str:
-        """For tqdm: the label, problems, a bar, and the numbers, which leave room for the bar in 80
-        columns."""
-        accuracy = (
-            [] if self.accuracy is None else ["{:.0f}% [{:.0f}-{:.0f}]".format(*self.accuracy)]
-        )
-        parts = [
-            *accuracy,
-            f"{short(self.tokens)} tok",
-            f"{short(self.tokens_per_s)}/s",
-            *self._room_and_time(),
-        ]
-        label = printable(self.label[:10]).replace("{", "(").replace("}", ")")
-        return f"{label} {{n_fmt}}/{{total_fmt}} |{{bar}}| " + " ".join(parts)
-
-    def plain_line(self) -> str:
-        parts = [
-            f"{len(self.records)} of {number_of(self.total, 'problem')}",
-            number_of(self.tokens, "token"),
-        ]
-        parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
-        if self.accuracy is not None:
-            parts.append("{:.0f}% right [95%: {:.0f}% to {:.0f}%]".format(*self.accuracy))
-        return ", ".join([*parts, *self._room_and_time()])
-
-    def _room_and_time(self) -> Iterator[str]:
+    def figures(self) -> Iterator[str]:
+        """Tokens a second, the accuracy so far with its 95% interval, and the KV in use."""
+        speed = self.tokens / max(time.monotonic() - self.started, 1e-9)
+        yield f"{speed:,.0f} tokens/s"
+        if done := list(self.records.values()):
+            correct = sum(record["correct"] for record in done)
+            ends = (100 * share for share in (correct / len(done), *wilson(correct, len(done))))
+            yield "{:.0f}% right [{:.0f}-{:.0f}]".format(*ends)
         if hasattr(self.engine, "kv_bytes") and (kv := self.engine.kv_bytes()):
             yield f"KV {as_bytes(kv)}"
-        if (left := self.left_s) is not None:
-            yield f"{as_time(left)} left"
-
-
-def short(number: float) -> str:
-    """A number in at most five characters: 999, 12.3k, 4.5M."""
-    for unit in ("", "k", "M"):
-        if number < 999.5:
-            return f"{number:.{1 if unit and number < 99.95 else 0}f}{unit}"
-        number /= 1000
-    return f"{number:.1f}G"
 
 
 def as_bytes(nbytes: float) -> str:
@@ -249,10 +190,3 @@ def as_bytes(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.{1 if nbytes < 99.95 else 0}f} GiB"
-
-
-def as_time(seconds: float) -> str:
-    """2:05, or 1h02 from an hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}" if hours else f"{minutes}:{rest:02}"

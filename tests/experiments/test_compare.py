@@ -320,19 +320,10 @@ def test_a_class_tells_rows_apart_and_not_its_settings() -> None:
     ]
 
 
-def test_tables_come_as_markdown_and_for_booktabs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_come_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = save(tmp_path, "a_1|", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
     compare(parsed([a, b, "--format", "markdown"]))
     assert re.search(r"\| a_1\\\| +\| +75\.0%", capsys.readouterr().out)
-    compare(parsed([a, b, "--format", "latex"]))
-    text = capsys.readouterr().out
-    assert (
-        r"\begin{tabular}{lrrrrrrrrrrr}" + "\n\\toprule\nrun & accuracy & 95\\% interval & strict"
-        in text
-    )
-    assert r"a\_1| & 75.0\% & " in text and r"\bottomrule" in text
 
 
 def test_csv_has_the_figures_and_the_settings_that_differ_as_they_are_typed(

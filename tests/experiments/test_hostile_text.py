@@ -145,4 +145,3 @@ def test_progress_and_what_is_logged(capsys: pytest.CaptureFixture[str]) -> None
     progress = ProgressBar(HOSTILE[1], 1, {}, None, out=sys.stderr)
     progress.note(HOSTILE[2])
     check(capsys.readouterr().err, r"\x1b]52;c;cm0=\x07: 0 of 2", r"says \x1b[2J", r"\x9b2J")
-    check(progress.bar_format(), r"\x1b[2J")

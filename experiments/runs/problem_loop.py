@@ -30,7 +30,6 @@ from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_
 from experiments.runs.private import texts_left_out, without_texts
 from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
-from experiments.runs.readers import same_choices
 from experiments.runs.reading import read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import ProgressBar, show_logged
@@ -111,17 +110,6 @@ class Job:
         yield f"{title}, {config.model.name}, {config.dataset.name}: {problems}{part}"
         if (why := misfit(self.verifier, config.dataset.answer_kind)) is not None:
             yield why
-        if doubled := [problem.id for problem in self.task.problems if same_choices(problem)]:
-            names = ", ".join(doubled[:5]) + (", ..." if len(doubled) > 5 else "")
-            count = number_of(len(doubled), "question")
-            yield f"{count} with two choices of the same text, one of which is wrong: {names}"
-        similar = config.sharing.get("rule") == "similar"
-        if similar and not getattr(self.search, "phrasings", ()):
-            yield (
-                "sharing=similar does nothing for the branches of one problem here: "
-                f"{type(self.search).__name__} words its prompts in one way alone; use "
-                "search=diverse_prompts with search.phrasings"
-            )
 
     @property
     def total(self) -> int:

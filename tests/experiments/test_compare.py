@@ -476,14 +476,6 @@ def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
     [
         ("records.jsonl", "[1, 2]\n{}\n"),
         ("records.jsonl", "[" * 100_000 + "\n{}\n"),
-        (
-            "records.jsonl",
-            '{"id": "a", "correct": true, "error": [], "branches": [], "usage": {}}\n',
-        ),
-        (
-            "records.jsonl",
-            '{"id": "a", "correct": true, "error": null, "branches": null, "usage": {}}\n',
-        ),
         ("summary.json", "[]"),
         ("summary.json", "[" * 100_000),
         ("fingerprint.json", '"text"'),

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from experiments.cli.settings import DatasetConfig
 from experiments.runs.build import make_template, resolved
 from experiments.runs.data import load_examples, load_task
-from experiments.runs.readers import READERS
 from tests.helpers.configurations import configuration
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput
@@ -447,72 +446,6 @@ def test_tasks_without_a_solution_are_no_examples(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "rows.jsonl", [{"question": "q?", "tests": ["assert 1"]}])
     with pytest.raises(InvalidInput, match=r"1 examples are wanted, and .* are 0"):
         load_examples(dataset(shots=1, shots_path=path, reader="code", answer_kind="code"))
-
-
-OPTIONS = {"Incorrect Answer 1": "b", "Incorrect Answer 2": "c", "Incorrect Answer 3": "d"}
-ROWS_OF_READERS: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "4"),
-    "gsm8k": ({}, "#### 4"),
-    "math500": ({}, "4"),
-    "competition": ({}, "4"),
-    "mmlu_pro": ({"options": ["a", "b"]}, "A"),
-    "arc_challenge": ({"choices": {"label": ["A", "B"], "text": ["a", "b"]}}, "A"),
-    "gpqa": (OPTIONS, "a"),
-    "code": ({"tests": ["assert 1"]}, "4"),
-    "evalplus": ({"test_list": [], "test": "assert 1"}, "4"),
-    "livecodebench": ({"public_test_cases": "[]", "private_test_cases": "[]"}, ""),
-}
-"""What a row needs beside the fields that have names in `dataset.fields`, and a gold answer."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("field", ["question", "answer", "id", "solution", "source"])
-@pytest.mark.parametrize("reader", READERS)
-def test_every_name_of_a_field_is_used_or_refused(tmp_path: Path, reader: str, field: str) -> None:
-    rest, gold = ROWS_OF_READERS[reader]
-    row = {"my_question": "q?", "my_answer": gold, "my_id": 7, "my_solution": "s", "my_source": "o"}
-    usable = ["question", "id", "source", "answer", "solution"]
-    usable = usable[: {"livecodebench": 3, "gsm8k": 4, "code": 4, "evalplus": 4}.get(reader, 5)]
-    kind = "code" if reader in ("code", "evalplus", "livecodebench") else "text"
-    kind = "number" if reader == "gsm8k" else kind
-    settings = {
-        "path": jsonl(tmp_path / "rows.jsonl", [row | rest]),
-        "reader": reader,
-        "answer_kind": kind,
-        "fields": {name: f"my_{name}" for name in {*usable, field}},
-    }
-    if field not in usable:
-        with pytest.raises(InvalidInput, match=rf"dataset\.fields\.{field}=my_{field} would not"):
-            load_task(dataset(**settings))
-        return
-    (problem,) = load_task(dataset(**settings)).problems
-    found = {
-        "question": problem.question[:2],
-        "answer": problem.answer if reader != "gpqa" else f"({problem.answer}) a",
-        "id": problem.id,
-        "solution": problem.metadata.get("solution"),
-        "source": problem.metadata["source"],
-    }
-    if reader == "gpqa":
-        assert str(found.pop("answer")) in problem.question
-    wanted = {"question": "q?", "answer": gold[-1:], "id": "7", "solution": "s", "source": "o"}
-    assert field not in found or found[field] == wanted[field]
-
-
-@pytest.mark.parametrize("examples", [True, False])
-def test_solutions_in_a_field_that_no_row_has_are_refused(tmp_path: Path, examples: bool) -> None:
-    rows = [{"question": f"{i}?", "answer": "1", "why": "One."} for i in range(3)]
-    path = jsonl(tmp_path / "rows.jsonl", rows)
-    plain = jsonl(tmp_path / "plain.jsonl", [{"question": "a?", "answer": "1"}])
-    shown = {"path": plain, "shots_path": path, "shots": 2} if examples else {"path": path}
-    with pytest.raises(InvalidInput, match=r"solution=whi is .* no row has, only question, answer"):
-        load_task(dataset(**shown, fields={"solution": "whi"}))
-    assert load_task(dataset(**shown, fields={"solution": "why"})).problems
-
-
-def test_a_made_task_has_no_fields() -> None:
-    with pytest.raises(InvalidInput, match=r"dataset\.fields\.id=key would not be read"):
-        load_task(dataset(task="chain_sum", fields={"id": "key"}))
 
 
 @pytest.mark.parametrize(

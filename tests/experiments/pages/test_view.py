@@ -116,11 +116,6 @@ def test_a_long_run_is_cut_and_says_so(tmp_path: Path, capsys: pytest.CaptureFix
         (["--limit", "0"], {}, "--limit=0 must be at least 1"),
         (["--problem", "p9"], {}, "--problem=p9 is not in"),
         ([], {"tree": None}, "p0 has no tree: another version wrote it"),
-        (
-            [],
-            {"tree": [{"id": 0, "parent": None, "path": [], "tokens": 0}]},
-            "no own_tokens in its tree: another version",
-        ),
     ],
 )
 def test_what_cannot_be_shown_is_refused(

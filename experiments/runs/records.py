@@ -3,17 +3,14 @@ run."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from sys import intern
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -91,23 +88,22 @@ def run_folder(config: DictConfig) -> Path:
 
 
 class RunFolder:
-    """`outputs/<name>/` with config.yaml, records.jsonl, summary.json, fingerprint.json and
-    provenance.json, locked against other processes.
+    """The files of `outputs/<name>/`, locked against other processes.
 
     needed: what each record must have. records: by id, what is `kept` of each. goes: what each
-    sitting that wrote records was made by (commit, machine, versions, the records before it, why
-    samples may depend on it). Raises InvalidInput when the folder was made with another
-    configuration or is in use.
+    sitting that wrote records was made by. Raises InvalidInput when the folder was made with
+    another configuration or is in use.
     """
 
     def __init__(self, config: DictConfig, needed: Sequence[str] = NEEDED):
         self.path = run_folder(config)
         self.needed = needed
         self.records: dict[str, dict[str, Any]] = {}
-        self._inputs: dict[str, dict[str, str]] | None = None  # to be written with the next record
-        self._made: list[dict[str, Any]] = []  # so too
-        self._forgotten = set[str]()  # so too
         self.goes: list[dict[str, Any]] = []
+        # to be written with the next record:
+        self._inputs: dict[str, dict[str, str]] | None = None
+        self._made: list[dict[str, Any]] = []
+        self._forgotten = set[str]()
         self._lock = self._locked()
         try:
             self._config: str | None = self._checked(config)
@@ -131,11 +127,10 @@ class RunFolder:
             try:
                 lock.acquire(blocking=False)
             except Timeout as error:
-                message = (
+                raise InvalidInput(
                     f"{self.path} is in use by another process; wait for it or choose another "
                     "run.name"
-                )
-                raise InvalidInput(message) from error
+                ) from error
         return lock
 
     def check_inputs(self, now: dict[str, dict[str, str]]) -> None:
@@ -200,26 +195,11 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                way = "make room"
-            elif isinstance(error, FileExistsError | NotADirectoryError):
-                way = "a file has the name of a folder on this path; move it"
-            else:
-                way = "make the folder writable"
             raise TTCError(
                 f"cannot write to {self.path} ({error.strerror}); what was written so far is safe "
-                f"({number_of(self._safe(), 'record')}): {way}, or give run.output_dir, "
-                "and run the same command to go on"
+                f"({number_of(len(self.records), 'record')}): make room there, or give "
+                "run.output_dir, and run the same command to go on"
             ) from error
-
-    def _safe(self) -> int:
-        """How many records there are, also before they were read. One whose writing failed does
-        not count."""
-        if self.records:
-            return len(self.records)
-        with suppress(TTCError, OSError):
-            return self.count_written()
-        return 0
 
     def _write_config(self) -> None:
         """Only with the first result, so that a run that could not start leaves its name free."""
@@ -282,15 +262,13 @@ class RunFolder:
 
 def kept(record: dict[str, Any]) -> dict[str, Any]:
     """What a run that goes on keeps of a record that is written: what its summary adds up, and no
-    texts. What is the same in many records is one object."""
-    short = {intern(name): value for name, value in record.items() if name not in TEXTS}
-    for name in ("usage", "timing"):
-        if name in short:
-            short[name] = {intern(key): value for key, value in short[name].items()}
+    texts."""
+    short = {name: value for name, value in record.items() if name not in TEXTS}
     if "branches" in short:
         short["branches"] = [_kept_branch(branch) for branch in short["branches"]]
     if "tree" in short:
-        short["tree"] = [_node(n.get("start", 0), n.get("own_tokens", 0)) for n in short["tree"]]
+        names = ("start", "own_tokens")
+        short["tree"] = [{name: node.get(name, 0) for name in names} for node in short["tree"]]
     return short
 
 
@@ -301,16 +279,10 @@ def _kept_branch(branch: dict[str, Any]) -> dict[str, Any]:
     return short | {"answer": _brief(branch["answer"]), "vote": _brief(vote_of(branch))}
 
 
-@lru_cache(2**16)
-def _node(start: int, own_tokens: int) -> dict[str, int]:
-    """What is kept of a node of the tree."""
-    return {"start": start, "own_tokens": own_tokens}
-
-
 def _brief(answer: str | None) -> str | None:
     """A long answer, as a program, by its hash: equal ones stay equal."""
     if answer is None or len(answer) <= BRIEF_CHARS:
-        return answer and intern(str(answer))
+        return answer
     return sha256(answer.encode(errors="surrogatepass")).hexdigest()
 
 

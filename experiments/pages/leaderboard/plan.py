@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from experiments.cli.choices import choices
-from experiments.cli.labels import given_labels, labels, typed_settings
+from experiments.cli.labels import labels, typed_settings
 from experiments.cli.removed import removal
 from experiments.eval.cells import Cell
 from experiments.runs.overrides import as_override
@@ -87,16 +87,6 @@ def read_plan(file: Path) -> Leaderboard:
             "...}"
         )
     return Leaderboard(name, folder, cells)
-
-
-def with_labels(plan: Leaderboard, names: Sequence[str]) -> Leaderboard:
-    """The plan whose rows are called so, in the order of the file.
-
-    Raises InvalidInput where the names do not fit the rows.
-    """
-    titles = list(dict.fromkeys(cell.title for cell in plan.cells))
-    called = dict(zip(titles, given_labels(names, titles), strict=True))
-    return replace(plan, cells=[replace(cell, title=called[cell.title]) for cell in plan.cells])
 
 
 def _cell(parts: Sequence[ListEntry], seed: int, common: Sequence[str], folder: Path) -> Cell:

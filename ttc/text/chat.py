@@ -246,9 +246,8 @@ def _applied(
         raise
     except Exception as error:  # a template can make Python raise anything
         if isinstance(getattr(tokenizer, "chat_template", None), Mapping):
-            way_out += (
-                "; of several chat templates +dataset.chat_options.chat_template=NAME takes one"
-            )
+            name = "+dataset.chat_options.chat_template=NAME"
+            way_out = f"choose one of several chat templates ({name}), or {way_out}"
         said = (
             str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
         )

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -30,9 +29,6 @@ MAX_CHARS = 2000
 
 PROCESSES = 2
 
-PAUSES_S = (0.1, 1.0, 10.0)
-"""Between attempts to start a process, where the machine has no room for one at the moment."""
-
 logger = logging.getLogger("ttc")
 
 
@@ -42,7 +38,18 @@ class MathWorker:
     def __init__(self, cpu_s: float = CPU_S, wall_s: float = WALL_S):
         self.cpu_s, self.wall_s = cpu_s, wall_s
         program = Path(__file__).with_name("math_worker.py")
-        self.process = _started([sys.executable, "-P", str(program), json.dumps(sys.path)])
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", str(program), json.dumps(sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:  # to go on without would count right answers as wrong
+            raise TTCError(
+                "no process can be started for math-verify, which grades answers of kind math: "
+                f"{error}; free memory, or allow more processes, and run the same again"
+            ) from error
         said = self._read()
         if said != "ready":
             self.close()
@@ -94,27 +101,6 @@ class MathWorker:
                     return None
                 line += more
         return json.loads(line)
-
-
-def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that is written to and read from. Raises TTCError where none can be started: to go
-    on without would count right answers as wrong."""
-    for pause in (*PAUSES_S, None):
-        try:
-            return subprocess.Popen(
-                words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            if pause is None:
-                raise TTCError(
-                    "no process can be started for math-verify, which grades answers of kind math: "
-                    f"{error}; free memory, or allow more processes, and run the same again"
-                ) from error
-            time.sleep(pause)
-    raise AssertionError("every attempt returns or raises")
 
 
 class MathPool:

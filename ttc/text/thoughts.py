@@ -63,12 +63,8 @@ class Thoughts:
 
     def split(self, tokens: Sequence[int], begun: bool = False) -> Parted:
         """As `ThinkingMarks.split`, of generated tokens; special tokens are left out."""
-        if not self.hidden:
-            return self.marks.split(self._decode(tokens), begun)
-        cuts = self._cuts(tokens)
-        return split_at(
-            len(tokens), cuts, begun, lambda start, end: self._decode(tokens[start:end])
-        )
+        length, cuts, text = self._parted(tokens)
+        return split_at(length, cuts, begun, text)
 
     def pieces(self, tokens: Sequence[int], begun: bool = False) -> list[tuple[bool, str]]:
         """(whether it is thought, text) of what lies between the marks, in order.
@@ -76,17 +72,8 @@ class Thoughts:
         Other than in `split`, what comes before an end that nothing opened stays what it was, so
         that more tokens never change earlier pieces.
         """
-        if self.hidden:
-            cuts = self._cuts(tokens)
-            return [
-                (p.thought, self._decode(tokens[p.start : p.end]))
-                for p in pieces(len(tokens), cuts, begun)
-            ]
-        text = self._decode(tokens)
-        return [
-            (p.thought, text[p.start : p.end])
-            for p in pieces(len(text), self.marks.cuts(text), begun)
-        ]
+        length, cuts, text = self._parted(tokens)
+        return [(p.thought, text(p.start, p.end)) for p in pieces(length, cuts, begun)]
 
     def settled(self, tokens: Sequence[int], begun: bool = False) -> list[tuple[bool, str]]:
         """`pieces` of tokens that go on, without what may begin a mark or a character."""
@@ -119,8 +106,7 @@ class Thoughts:
         return text.endswith(tuple(map(spelt, self.marks.begin)))
 
     def open_after(self, tokens: Sequence[int], begun: bool = False) -> bool:
-        cuts = self._cuts(tokens) if self.hidden else self.marks.cuts(self._decode(tokens))
-        return ends_in_thought(cuts, begun)
+        return ends_in_thought(self._parted(tokens)[1], begun)
 
     def whole(self, tokens: Sequence[int]) -> str:
         return self._decode(tokens, special=True)
@@ -142,18 +128,17 @@ class Thoughts:
     def count(self, tokens: Sequence[int], begun: bool) -> int:
         """How many of these tokens belong to thoughts, their ends included. begun: whether one is
         open before them."""
-        if self.hidden:
-            cuts, places = self._cuts(tokens), range(len(tokens) + 1)
-        else:
-            cuts = self.marks.cuts(self._decode(tokens))
-            places = _Ends(tokens, self._decode)  # type: ignore[assignment]
+
+        def place(count: int) -> int:
+            return count if self.hidden else len(self._decode(tokens[:count]))
+
         count = 0
         start = 0
         thinks = begun
-        for cut in cuts:
+        for cut in self._parted(tokens)[1]:
             if cut.thinks is None or cut.thinks is thinks:
                 continue
-            end = bisect_left(places, cut.end if thinks else cut.start)
+            end = bisect_left(range(len(tokens) + 1), cut.end if thinks else cut.start, key=place)
             count += end - start if thinks else 0
             start, thinks = end, cut.thinks
         return count + (len(tokens) - start if thinks else 0)
@@ -188,6 +173,18 @@ class Thoughts:
     @cached_property
     def _before(self) -> list[int]:
         return raw_tokens("", self.tokenizer)
+
+    def _parted(self, tokens: Sequence[int]) -> tuple[int, list[Cut], Callable[[int, int], str]]:
+        """How many tokens, or characters where marks are found in the text, the marks in them, and
+        what gives the text between two places."""
+        if self.hidden:
+            return (
+                len(tokens),
+                self._cuts(tokens),
+                lambda start, end: self._decode(tokens[start:end]),
+            )
+        text = self._decode(tokens)
+        return len(text), self.marks.cuts(text), lambda start, end: text[start:end]
 
     def _cuts(self, tokens: Sequence[int]) -> list[Cut]:
         by_start: dict[int, list[_Sequence]] = {}
@@ -247,16 +244,3 @@ class _Sequence(NamedTuple):
 
     def opens(self, tokens: Sequence[int], place: int) -> bool:
         return list(tokens[place : place + len(self.start)]) == self.start
-
-
-class _Ends(Sequence[int]):
-    """How long the text of the first so many tokens is."""
-
-    def __init__(self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]):
-        self.tokens, self.decode = tokens, decode
-
-    def __len__(self) -> int:
-        return len(self.tokens) + 1
-
-    def __getitem__(self, count: Any) -> Any:
-        return len(self.decode(self.tokens[:count]))

@@ -6,6 +6,7 @@ https://huggingface.co/docs/trl/dataset_formats
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from experiments.runs.finished import FinishedRun
 from experiments.runs.reading import check_whole
@@ -31,15 +32,8 @@ def stepwise_supervision(run: FinishedRun) -> list[Row]:
                     steps.append(text)
                     values.append(sum(below) / len(below))
             if steps:
-                rows.append(
-                    {
-                        "prompt": record["prompt"],
-                        "completions": steps,
-                        "labels": [value > 0 for value in values],
-                        "values": values,
-                        "id": record["id"],
-                    }
-                )
+                labels = [value > 0 for value in values]
+                rows.append(_row(record, completions=steps, labels=labels, values=values))
     return _some(run, rows, "a candidate with a step")
 
 
@@ -52,26 +46,14 @@ def preference(run: FinishedRun) -> list[Row]:
             [b["text"] for b in branches if b["correct"] is verdict] for verdict in (True, False)
         )
         for chosen, rejected in zip(right, wrong, strict=False):
-            rows.append(
-                {
-                    "prompt": record["prompt"],
-                    "chosen": chosen,
-                    "rejected": rejected,
-                    "id": record["id"],
-                }
-            )
+            rows.append(_row(record, chosen=chosen, rejected=rejected))
     return _some(run, rows, "both a right and a wrong candidate")
 
 
 def unpaired_preference(run: FinishedRun) -> list[Row]:
     """Every candidate, and whether it is right. For KTO."""
     rows = [
-        {
-            "prompt": record["prompt"],
-            "completion": b["text"],
-            "label": bool(b["correct"]),
-            "id": record["id"],
-        }
+        _row(record, completion=b["text"], label=bool(b["correct"]))
         for record, branches in _solved(run)
         for b in branches
     ]
@@ -81,7 +63,7 @@ def unpaired_preference(run: FinishedRun) -> list[Row]:
 def prompt_completion(run: FinishedRun) -> list[Row]:
     """The right candidates, for supervised fine-tuning."""
     rows = [
-        {"prompt": record["prompt"], "completion": b["text"], "id": record["id"]}
+        _row(record, completion=b["text"])
         for record, branches in _solved(run)
         for b in branches
         if b["correct"]
@@ -95,6 +77,10 @@ ROWS: dict[str, Callable[[FinishedRun], list[Row]]] = {
     "unpaired-preference": unpaired_preference,
     "prompt-completion": prompt_completion,
 }
+
+
+def _row(record: Row, **fields: Any) -> Row:
+    return {"prompt": record["prompt"], **fields, "id": record["id"]}
 
 
 def _solved(run: FinishedRun) -> Iterator[tuple[Row, list[Row]]]:

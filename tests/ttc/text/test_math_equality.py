@@ -90,34 +90,16 @@ def test_ctrl_c_is_not_the_workers_to_handle(pool: MathPool) -> None:
     assert pool.equal("x+1", "1+x")
 
 
-def refusing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[float]:
-    """No process starts so many times. Returns the pauses in between, which take no time here."""
-    pauses: list[float] = []
-    usual = subprocess.Popen
-
-    def popen(*words: Any, **how: Any) -> Any:
-        if len(pauses) < times:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return usual(*words, **how)
-
-    monkeypatch.setattr(math_equality.subprocess, "Popen", popen)
-    monkeypatch.setattr(math_equality.time, "sleep", pauses.append)
-    return pauses
-
-
-def test_a_machine_without_room_for_a_process_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch, pool: MathPool
-) -> None:
-    pauses = refusing(monkeypatch, 2)
-    assert pool.equal("x+1", "1+x") is True and pauses == [0.1, 1.0]
-
-
 def test_a_machine_that_starts_no_process_is_named(
     monkeypatch: pytest.MonkeyPatch, pool: MathPool
 ) -> None:
     """Not a raw OSError; and the pool is as before, once there is room."""
+
+    def popen(*words: Any, **how: Any) -> Any:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
     with monkeypatch.context() as patch:
-        refusing(patch, 99)
+        patch.setattr(math_equality.subprocess, "Popen", popen)
         for _ in range(3):  # more than there are workers
             with pytest.raises(
                 TTCError, match=r"no process can be started for math-verify.*: .*Resource temp"

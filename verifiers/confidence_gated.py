@@ -23,18 +23,14 @@ class ConfidenceGatedVerifier(Options):
 
     At the first rating of a problem (all branches with one `root_id`) it is skipped when max p >=
     tau_conf and (max - second) / max >= r_gap (RKSC, Eq. 4; p is `confidence`, the gap
-    `gap_ratio`). The decision holds for all of its ratings, as a search compares scores of
-    different steps, and p and the inner verifier's scores have no common scale. A skipped problem
-    gets one score per branch, p. `inner` is called once per request, with the branches of all other
-    problems.
-
+    `gap_ratio`). The decision holds for all of its ratings, as p and the inner verifier's scores
+    have no common scale. A skipped problem gets one score per branch, p.
     tau_conf, r_gap: thresholds; 0 and 0 always skip, a tau_conf above 1 never does. They belong to
         a model and a data set, so the defaults hardly ever skip.
     calibration: thresholds from held-out problems (`ttc.calibration.gate_calibration`), in the
         place of both.
     calls, skips: how often a problem was rated, and how often without `inner`; the latter is also
         counted in `usage.verifications_skipped`. A rating that failed counts in neither.
-    Raises InvalidInput for thresholds that are none, and when `inner` is a gate itself.
 
     Rates: as its inner verifier, which it skips where the model is confident (approximate).
     Cost: that of the other verifier, or none.
@@ -57,9 +53,7 @@ class ConfidenceGatedVerifier(Options):
         is_verifier = callable(getattr(self.inner, "rate", None))
         check_kind("inner", self.inner, is_verifier, "a verifier, as SelfVerifier()")
         if isinstance(self.inner, ConfidenceGatedVerifier):
-            raise InvalidInput(
-                "the inner verifier is a confidence gate itself; give it the verifier to be skipped"
-            )
+            raise InvalidInput("the inner verifier is a confidence gate itself; give its own")
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -21,10 +21,8 @@ class Elsewhere(Options):
 
     verifier: one that works on a branch, as `SelfVerifier`. backend: of the model that it asks.
     template: the words around a question there.
-
-    Each branch's question and text become a prompt there, in that model's tokens and under its chat
-    template; the backend shares what their beginnings have in common. All of these tokens count as
-    the verifier's.
+    Each branch's question and text become a prompt in that model's tokens and under its chat
+    template, which count as the verifier's.
     Raises InvalidInput where the backend lacks what the verifier needs.
     """
 
@@ -42,7 +40,6 @@ class Elsewhere(Options):
 
     @property
     def score_range(self) -> tuple[float, float]:
-        """That of the verifier; from 0 to 1 where it does not say."""
         return score_range(self.verifier) or (0.0, 1.0)
 
     @pass_by_pass

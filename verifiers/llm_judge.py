@@ -34,9 +34,8 @@ RUBRIC = (
 class LLMJudge(RewardModel):
     """The grade that a language model is expected to give, from 0 (grade 1) to 1 (grade `grades`).
 
-    The expectation is over the probabilities of the grades' digits, so one pass is enough. Rubric,
-    problem and solution come first and are shared along the tree; the question for the grade is
-    asked on a fork.
+    The expectation is over the probabilities of the grades' digits. Rubric, problem and solution
+    come first and are shared along the tree.
     model: None for the search's own model, on its own engine. rubric: what the grade is for.
     grades: how many there are, 2 to 9. thoughts: grade a model's thoughts too, and not its answer
     alone.
@@ -55,10 +54,8 @@ class LLMJudge(RewardModel):
     def mirror(self, backend: Backend) -> TreeMirror:
         if self.model is None and (self._mirror is None or self._mirror[0]() is not backend):
             if not isinstance(backend, Engine):
-                raise InvalidInput(
-                    f"{type(backend).__name__} is no engine of this machine, whose model could "
-                    "grade; give a model"
-                )
+                name = type(backend).__name__
+                raise InvalidInput(f"{name} is no engine, whose model could grade; give a model")
             self._parts = backend.model, backend.tokenizer
             self._known.clear()
         return super().mirror(backend)

@@ -38,8 +38,7 @@ class LLMVerifier(SideQuestions):
         has 20. repeats: K texts that the model writes before each grade, of at most `max_tokens`
         tokens at `temperature`; with max_tokens=0 it grades at once, and once is enough.
     thoughts: grade a model's thoughts too, and not its answer alone.
-    The search's own model is asked, beside the search. The paper's prompts are for agents; these
-    are ours.
+    The paper's prompts are for agents; these are ours.
 
     Rates: the answer: the mean of grades by several criteria, from the search's own model.
     Cost: a prompt for each criterion, and what is written before each grade.

@@ -19,14 +19,11 @@ from verifiers.side_branches import rated_text
 @dataclass(eq=False)
 class OutcomeReward(RewardModel):
     """One reward for a whole answer: the head's output at the end of the chat with it. As in
-    transformers that is the last token which is not the configuration's `pad_token_id`; the one
-    that ends a turn may be.
+    transformers that is the last token which is not the configuration's `pad_token_id`.
 
-    The reward is any number (a logit), so scores of one model alone compare. The end of the chat is
-    rated on a fork of the answer, and dropped. `separator` has no meaning: there are no steps.
-    system: the model's system text, None for none.
-    thoughts: rate a model's thoughts too, and not its answer alone. Published models are trained on
-    answers.
+    The reward is any number (a logit), so scores of one model alone compare. `separator` has no
+    meaning: there are no steps. system: the model's system text, None for none. thoughts: rate a
+    model's thoughts too, and not its answer alone.
 
     Rates: the answer: the reward of a sequence classifier, as Skywork-Reward-V2 or Qwen2.5-Math-RM.
     Cost: the new tokens and the end of the chat.

@@ -34,7 +34,6 @@ MARK = "\x00"
 """Stands where a text goes on; `whole` and `templated` encode what a format puts before it."""
 
 MAX_REMEMBERED = 10_000
-"""Texts whose tokens are remembered."""
 
 
 @dataclass(eq=False)
@@ -42,15 +41,13 @@ class RewardModel(Options, ABC):
     """Rates branches with a model whose KV follows the search's tree: a child costs its new tokens.
 
     model: a hub id or a folder, loaded at first use; or a loaded (model, tokenizer).
-    separator: what ends a step in a branch's text. Each step gets a score. One that is not ended
-        yet is rated as it is: its end is put after it for that rating alone.
+    separator: what ends a step in a branch's text. Each step gets a score; for one that is not
+        ended yet, its end is put after it for that rating alone.
     device, dtype: as for `ttc.model.loading.load`.
-    thoughts: rate what a model thinks too, and not its answer alone. While it still thinks there is
-        no answer, and its text so far is rated.
-
+    thoughts: rate what a model thinks too, and not its answer alone. Before there is an answer, the
+        text so far is rated.
     With an `Engine` on the same device, the KV of both models has the same kind of residency policy
-    and one budget of bytes. What is rated counts as verifier tokens of the problem. `released` must
-    be told of branches that are let go; a search does so.
+    and one budget of bytes.
     Raises UnsupportedModel at loading for a model without a reward head and a tokenizer without the
     format's tokens; InvalidInput for a text beyond the model's context.
     """
@@ -64,7 +61,6 @@ class RewardModel(Options, ABC):
     headed: ClassVar[bool] = True
     """Whether a head in the place of the vocabulary's gives the score."""
     rates_steps: ClassVar[bool] = True
-    """Whether each step has a score, and not the text as a whole."""
     writes: ClassVar[bool] = False
     """Whether the model writes before it rates, as its generation_config asks."""
     offset: ClassVar[int] = -1
@@ -92,7 +88,6 @@ class RewardModel(Options, ABC):
 
     def check_tokenizer(self) -> None:
         """Raise UnsupportedModel unless the tokenizer knows the format's tokens."""
-        return
 
     # ---------------------------------------------------------------- a verifier
 
@@ -120,8 +115,7 @@ class RewardModel(Options, ABC):
             self._mirror[1].released(branches)
 
     def rate_solutions(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
-        """A score for each step of solutions whose steps are given, as (question, steps); no search
-        and no separator has a part in it.
+        """A score for each step of solutions, as (question, steps), without a search.
 
         Raises InvalidInput for a model that rates texts as a whole, and for a text beyond the
         model's context.
@@ -148,7 +142,6 @@ class RewardModel(Options, ABC):
         )
 
     def split(self, text: str, finished: bool) -> tuple[list[str], str | None]:
-        """The steps of a text that are ended, and the one that is not (see `split_steps`)."""
         return split_steps(text, self.separator, finished)
 
     def laid_out(self, question: str, steps: Sequence[str], rest: str | None) -> Layout:
@@ -159,8 +152,7 @@ class RewardModel(Options, ABC):
             tokens = self.closed(question, steps[:count])
             if tokens[: len(before)] != before:
                 raise UnsupportedModel(
-                    "the tokenizer joins the end of a step with the next one, "
-                    f"{steps[count - 1]!r}, so that {type(self).__name__} cannot go on from it; "
+                    f"the tokenizer joins the end of a step with the next, {steps[count - 1]!r}; "
                     "use the model's own tokenizer"
                 )
             reads.append(len(tokens) + self.offset)
@@ -246,8 +238,8 @@ class RewardModel(Options, ABC):
         tokens = self.encode(text)
         if len(tokens) != 1 or tokens[0] == getattr(self.tokenizer, "unk_token_id", None):
             raise UnsupportedModel(
-                f"the tokenizer has no token {text!r}, by which {type(self).__name__} knows its "
-                f"format (it gives {tokens}); give the reward model's own tokenizer"
+                f"the tokenizer has no token {text!r} (it gives {tokens}); give the reward model's "
+                "own tokenizer"
             )
         return tokens[0]
 
@@ -262,23 +254,22 @@ class RewardModel(Options, ABC):
         answer: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Messages as the tokenizer's chat template writes them. answer: with the start of the
-        model's turn after them. options: what else the template takes."""
+        """Messages as the chat template writes them. answer: with the start of the model's turn
+        after them. options: what else the template takes."""
         name = type(self).__name__
         if not has_template(self.tokenizer):
             raise UnsupportedModel(
-                f"{name} writes its text by a chat template, and the tokenizer has none; give the "
-                "reward model's own tokenizer"
+                f"{name} needs a chat template, and the tokenizer has none; give the reward "
+                "model's own tokenizer"
             )
         try:
-            text = self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=answer, **(options or {})
             )
         except TemplateError as error:
-            raise UnsupportedModel(
-                f"the chat template refuses {name}'s messages: {error}"
-            ) from error
-        return str(text)
+            refused = f"the chat template refuses {name}'s messages: {error}"
+            raise UnsupportedModel(refused) from error
+        return text
 
     def whole(self, text: str) -> list[int]:
         """The tokens of a text up to MARK, with the special tokens that the tokenizer adds."""
@@ -288,16 +279,12 @@ class RewardModel(Options, ABC):
         return encoded(text.partition(MARK)[0], self.tokenizer)
 
     def joined(self, steps: Sequence[str], separator: Sequence[int]) -> list[int]:
-        tokens = list[int]()
-        for place, step in enumerate(steps):
-            tokens += separator if place else []
-            tokens += self.encode(step) if step else []
-        return tokens
+        tokens = [token for step in steps for token in (*separator, *self.encode(step))]
+        return tokens[len(separator) :]
 
 
 def check_room(engine: Engine, room: Sequence[int], what: str) -> None:
-    """Raise InvalidInput unless there is room for a token of what the model writes after each
-    text."""
+    """Raise InvalidInput unless there is room for a token of what is written after each text."""
     if min(room) < 1:
         raise InvalidInput(
             f"the verifier's context of {engine.limits.context_length} tokens has no room for "
@@ -306,14 +293,10 @@ def check_room(engine: Engine, room: Sequence[int], what: str) -> None:
 
 
 def split_steps(text: str, separator: str, finished: bool) -> tuple[list[str], str | None]:
-    """The steps of a text that are ended, and the one that is not, None where all are.
-
-    Blanks around steps and blank steps are left out; a finished text has no step that goes on. A
-    character that the end of the tokens cuts in two is left out until it is whole.
-    """
-    *ended, rest = text.rstrip("\ufffd").split(separator)
-    steps = [step.strip() for step in ended if step.strip()]
-    rest = rest.strip()
+    """The steps of a text that are ended, and the one that is not, None where all are. Blanks
+    around steps and blank steps are left out, and a character that is cut in two."""
+    *ended, rest = map(str.strip, text.rstrip("\ufffd").split(separator))
+    steps = [step for step in ended if step]
     if rest and finished:
         return [*steps, rest], None
     return steps, rest if rest or not steps else None

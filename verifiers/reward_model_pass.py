@@ -46,10 +46,8 @@ class Layout:
 
 
 class Read:
-    """A text up to a place that is read, and the score there once it is known.
-
-    Texts that begin alike share these; each lives as long as a mirrored text goes through it.
-    """
+    """A text up to a place that is read, and the score there once it is known. Texts that begin
+    alike share these; each lives as long as a mirrored text goes through it."""
 
     def __init__(self, before: Read | None):
         self.before = before
@@ -57,17 +55,12 @@ class Read:
         self.longer: WeakValueDictionary[tuple[int, ...], Read] = WeakValueDictionary()
 
     def after(self, tokens: list[int]) -> Read:
-        key = tuple(tokens)
-        read = self.longer.get(key)
-        if read is None:
-            read = self.longer[key] = Read(self)
-        return read
+        return self.longer.setdefault(tuple(tokens), Read(self))
 
 
 @dataclass
 class Mirror:
-    """What is kept for one branch of a search: its text on the reward model's engine, and its
-    scores."""
+    """A branch's text on the reward model's engine, and its scores."""
 
     branch: Branch
     layout: Layout
@@ -86,10 +79,8 @@ class Text(NamedTuple):
 class TreeMirror:
     """Rates texts with a model whose KV tree follows a search's: a child costs its new tokens.
 
-    engine: runs the reward model. score: from the model's output (width,) at a place to what is
-        kept.
-    A branch's KV goes when the search has let it go and no child that is to be rated goes on from
-    it. Texts are found by their tokens, so what is kept never changes a score.
+    score: from the model's output (width,) at a place to what is kept. A branch's KV goes when the
+    search has let it go and no child that is to be rated goes on from it.
     """
 
     engine: Engine
@@ -115,8 +106,7 @@ class TreeMirror:
             self.released([])  # of the branches that have gone meanwhile nothing is kept
         if any(read.score is None for row in reads for read in row):
             raise VerifierError(
-                "a text holds the reward model's own separator in the middle of a step; leave it "
-                "out"
+                "a step holds the reward model's own separator in its middle; leave it out"
             )
         return [[read.score for read in row] for row in reads]
 
@@ -196,12 +186,11 @@ class TreeMirror:
         return reads
 
     def missing_tokens(self, branch: Branch, layout: Layout) -> int:
-        rated = self.mirrors.get(branch)
-        if rated is not None and rated.layout == layout:
-            return 0
         above = self._above(branch)
         if above is None:
             return len(layout.whole)
+        if above is self.mirrors.get(branch) and above.layout == layout:
+            return 0
         mirrored = above.branch
         return len(layout.whole) - present(mirrored.tokens[: mirrored.leaf.end], layout.tokens)
 
@@ -228,11 +217,11 @@ class TreeMirror:
 
     def _known(self, branch: Branch, layout: Layout) -> list[int]:
         """The text that was read before it."""
-        rated = self.mirrors.get(branch)
-        if rated is not None and rated.layout == layout:
-            return layout.whole
         above = self._above(branch)
-        return [] if above is None else above.layout.tokens
+        if above is None:
+            return []
+        same = above is self.mirrors.get(branch) and above.layout == layout
+        return layout.whole if same else above.layout.tokens
 
     # ---------------------------------------------------------------- what may go
 

@@ -18,10 +18,8 @@ class SkyworkPRM(RewardModel):
 
     Question, steps and line breaks are encoded apart, as the authors' `prepare_input` does
     (SkyworkAI/skywork-o1-prm-inference, model_utils/io_utils.py). By it every line is a step as it
-    is written, with its blanks, and so is an empty line: "a", an empty line and "b" have three
-    scores. A line that has not begun has none, until the text has finished with it.
-    With another separator, steps come without the blanks around them, and a line break within a
-    step becomes a space.
+    is written, also an empty one, once it has begun. With another separator, steps come without the
+    blanks around them, and a line break within a step becomes a space.
 
     Rates: each step: P(correct) by Skywork-o1-Open-PRM, 1.5B or 7B.
     Cost: the new tokens.

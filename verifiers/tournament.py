@@ -24,16 +24,14 @@ PAIR = (
 class Tournament(SideQuestions):
     """The mean, over the solutions that one is compared with, of the probability that it is better.
 
-    Each two are compared in both orders, P(A) against P(B), as in the tournaments of
-    LLM-as-a-Verifier (arXiv 2607.05391), which sum up wins where this one sums up probabilities.
-    A solution without an opponent rates 0.5, and equal texts are one solution.
-
+    Each two are compared in both orders, P(A) against P(B), after LLM-as-a-Verifier (arXiv
+    2607.05391), which sums up wins, not probabilities. A solution without an opponent rates 0.5,
+    and equal texts are one solution. Ratings hold within one call.
     criterion: what is asked of two solutions. opponents: how many others each one meets, those that
         follow it in a circle; None for all of them.
     repeats, max_tokens, temperature: how often the model writes a text before it answers, and how;
         it answers at once with max_tokens=0.
     thoughts: compare a model's thoughts too, and not its answers alone.
-    Ratings hold within one call: it compares what a search rates together.
 
     Rates: the answer: the probability that it is better than others.
     Cost: two prompts for each pair of solutions.

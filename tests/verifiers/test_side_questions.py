@@ -21,7 +21,7 @@ from tests.helpers.reward_models import (
     policy,
     seeded,
 )
-from tests.helpers.scripted import Scores, Scripted
+from tests.helpers.scripted import Scripted
 from ttc import Engine, InvalidInput
 from ttc.task import Task
 from ttc.tree.branch import Branch
@@ -207,30 +207,3 @@ def test_an_ensemble_ranges_from_the_least_to_the_most_that_a_part_says() -> Non
     assert EnsembleVerifier([Steps(), Steps()]).score_range is None
     parts = [Steps(score_range=(-2.0, 0.5)), Steps(), Steps(score_range=(0.0, 3.0))]
     assert EnsembleVerifier(parts).score_range == (-2.0, 3.0)
-
-
-def test_an_ensemble_weighs_its_parts_by_the_odds_of_their_being_right() -> None:
-    parts = [Scores(lambda branch: 1.0), Scores(lambda branch: 0.5), Scores(lambda branch: 0.0)]
-    engine = policy()
-    (branch,) = grown(engine, engine.root([1, 2]), "a")
-    ensemble = EnsembleVerifier(parts, accuracies=[0.9, 0.75, 0.5])
-    # log 9 : log 3 : 0 is 2 : 1 : 0
-    assert ensemble.weights == pytest.approx([2 / 3, 1 / 3, 0])
-    assert ensemble.rate([branch], [QUESTION], engine) == [[pytest.approx(5 / 6)]]
-    assert EnsembleVerifier(parts).weights == pytest.approx([1 / 3] * 3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"accuracies": [0.9]}, "parts: 2, accuracies: 1; give one each"),
-        ({"accuracies": [0.9, 1.0]}, "accuracies=1.0 must be more than 0 and less than 1"),
-        ({"accuracies": "ab"}, "a list of numbers"),
-        ({"accuracies": [0.4, 0.5]}, "none has a weight"),
-        ({"accuracies": [0.9, 0.8], "how": "min"}, "accuracies weigh a mean"),
-    ],
-)
-def test_accuracies_that_weigh_nothing_are_refused(settings: Any, message: str) -> None:
-    parts = [Scores(lambda branch: 1.0), Scores(lambda branch: 0.5)]
-    with pytest.raises(InvalidInput, match=message):
-        EnsembleVerifier(parts, **settings)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
 from typing import ClassVar
@@ -36,16 +37,14 @@ _NAMED = {word: Fraction(i) for i, word in enumerate(_WORDS.split())} | {
     "third": Fraction(1, 3),
 }
 _COMMON = frozenset(map(Fraction, (1, 2, 7, 10, 12, 24, 30, 52, 60, 100, 365)))
-"""Numbers that an equation may bring in without a source: weeks, months, minutes, percents."""
+"""Numbers that an equation may bring in: weeks, months, minutes, percents."""
 
 UNFOUNDED = 0.6
 INCONSISTENT = 0.3
 REUSED = 0.7
 UNUSED = 0.7
-"""What a score is multiplied by for what `ArithmeticVerifier` says of each."""
+"""What a score is multiplied by for each (see `ArithmeticVerifier`)."""
 CREDIT = 0.3
-"""The part of the way to 1 that an equation which holds takes a score."""
-
 LOOK_BACK_CHARS = 200
 """A stated answer may begin so far before the step in which it ends."""
 
@@ -63,7 +62,7 @@ class ArithmeticVerifier(Options):
     - `UNUSED` for each number of the question that stands in no equation by then;
     - `idle` for each step with neither equation nor answer.
     Every equation that holds takes the score `CREDIT` of the way to 1. An equation that a step's
-    end cuts off is judged when it is complete. Takes time linear in the text.
+    end cuts off is judged when it is complete.
 
     Rates: each step: whether its equations hold, by rules.
     Cost: no tokens.
@@ -91,11 +90,8 @@ class ArithmeticVerifier(Options):
         finished: bool,
         answers: Sequence[str] | None = None,
     ) -> list[float]:
-        """The score after each step of a solution.
-
-        answers: the text up to each step's end without thoughts, which alone states answers; None
-        where all is answer. Equations count wherever they stand.
-        """
+        """The score after each step of a solution. answers: the text up to each step's end without
+        thoughts, which alone states answers; None where all is answer."""
         account = _Account(self.neutral, numbers_in(question), stated_operands(question))
         scores, pace = list[float](), 1.0
         rest = before = ""  # what may still become an equation; the answer before the step
@@ -118,7 +114,7 @@ class ArithmeticVerifier(Options):
             if not answer.startswith(before):
                 stated = None
             stated = _stated(answer[-len(said) - LOOK_BACK_CHARS :]) or stated
-            so_far = account.copy()
+            so_far = deepcopy(account)
             so_far.add([e for e in find_equations(rest) if not e.open], self)
             scores.append(pace * so_far.score(stated, finished=False))
             before = answer
@@ -127,11 +123,8 @@ class ArithmeticVerifier(Options):
 
 @dataclass
 class _Account:
-    """What the equations of a solution come to.
-
-    given: the question's numbers. signs: see `stated_operands`. left: how often each number may
-    still be used. used: numbers that stood on the left of an equation.
-    """
+    """What the equations of a solution come to. given: the question's numbers. signs: see
+    `stated_operands`. left: how often each number may still be used."""
 
     sound: float
     given: list[Fraction]
@@ -145,12 +138,6 @@ class _Account:
     def __post_init__(self) -> None:
         self.left = Counter(self.given)
         self.known = set(self.given)
-
-    def copy(self) -> _Account:
-        account = replace(self, used=set(self.used))
-        account.left = self.left.copy()
-        account.known = self.known.copy()
-        return account
 
     def add(self, equations: Iterable[Equation], weights: ArithmeticVerifier) -> None:
         for equation in equations:

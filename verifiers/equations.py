@@ -8,14 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
 from typing import NamedTuple
 
 MAX_DIGITS = 40
-"""Longer numbers are not judged."""
 MAX_EXPONENT = 64
 MAX_POWER_BITS = 4096
-"""Nor are powers with a larger exponent or result."""
+"""What is larger is not judged."""
 MAX_SIDE_TOKENS = 60
 """A side of an equation is looked for among so many tokens."""
 MAX_UNIT_WORDS = 4
@@ -55,8 +53,7 @@ ENDS = ("number", "close", "percent")
 
 
 class Token(NamedTuple):
-    """kind: a group of `_TOKEN`, or "name" for an unknown, as the x of 2x. text: signs in Python's
-    spelling."""
+    """kind: a group of `_TOKEN`, or "name" for an unknown, as the x of 2x. text: Python's."""
 
     kind: str
     text: str
@@ -79,21 +76,20 @@ class Expression(NamedTuple):
     @property
     def numbers(self) -> tuple[Fraction, ...]:
         """The numbers as they are written, negative where a minus stands before them."""
-        numbers = []
-        before = ""
-        for token in self.tokens:
-            if token.kind == "number":
-                number = _number(token)
-                numbers.append(-number if before == "-" else number)
-            before = token.text
-        return tuple(numbers)
+        signs = ["", *(token.text for token in self.tokens)]
+        return tuple(
+            _number(token) * (-1 if sign == "-" else 1)
+            for sign, token in zip(signs, self.tokens, strict=False)
+            if token.kind == "number"
+        )
 
     @property
     def is_share(self) -> bool:
         """Whether it is a fraction below 1 or a percentage alone."""
         kinds = [token.kind for token in self.tokens]
-        is_fraction = kinds == ["number", "op", "number"] and self.tokens[1].text == "/"
-        return kinds == ["number", "percent"] or (is_fraction and abs(self.value) < 1)
+        return kinds == ["number", "percent"] or (
+            len(kinds) == 3 and _begins_with_share(self.tokens)
+        )
 
     @property
     def is_percentage(self) -> bool:
@@ -102,13 +98,9 @@ class Expression(NamedTuple):
 
 @dataclass(frozen=True)
 class Equation:
-    """`left = right`, as a text writes it.
+    """`left = right`. numbers: those on the left side, negative where a minus stands before them.
+    open: the text ends right after it, so that more digits may come."""
 
-    numbers: those on the left side, negative where a minus stands before them. open: the text
-    ends right after it, so that more digits may come; an annotation (`<<3*4=12>>`) is complete.
-    """
-
-    text: str
     left: Fraction
     right: Fraction
     numbers: tuple[Fraction, ...]
@@ -135,10 +127,10 @@ def find_equations(text: str) -> list[Equation]:
 
     `a = b = c` gives `a = b` and `b = c`. A side is the longest run of numbers, signs, units and
     money next to the equals sign. A statement about a name (`x = 5`) or without arithmetic
-    (`12 = 12`) is none. Linear in the length of the text.
+    (`12 = 12`) is none. Takes linear time.
     """
     text = normalise(text)
-    annotated = [
+    annotated = [  # and so complete
         replace(equation, open=False)
         for annotation in _ANNOTATION.findall(text)
         for equation in _equations_in(annotation[2:-2])
@@ -167,26 +159,20 @@ def _equations_in(text: str) -> list[Equation]:
     equations = []
     length = len(text.rstrip(" $"))
     for line in _lines(text):
-        signs = [token.text for token in line if token.kind == "equals"]
-        for sign, (left_side, right_side) in zip(signs, pairwise(_sides(line)), strict=True):
-            left, right = _last_expression(left_side), _first_expression(right_side)
+        places = [place for place, token in enumerate(line) if token.kind == "equals"]
+        for start, sign, end in zip([-1, *places], places, [*places[1:], None], strict=False):
+            left_side = line[start + 1 : sign]
+            left, right = _last_expression(left_side), _first_expression(line[sign + 1 : end])
             if left is None or right is None or not (left.computes or right.computes):
                 continue
-            if sign != "=" and left.is_share:
+            if line[sign].text != "=" and left.is_share:
                 continue  # of something: 2/5 is equal to 12 hectares
             if not left.computes and left_side[-1].kind == "word":
                 continue  # a conversion: 12 nickels = 12 * 5
-            first, last = left.tokens[0], right.tokens[-1]
-            equations.append(
-                Equation(
-                    text[first.start : last.end],
-                    left.value,
-                    right.value,
-                    left.numbers,
-                    holds=_agree(left, right),
-                    open=last.end >= length and last.kind == "number",
-                )
-            )
+            last = right.tokens[-1]
+            is_open = last.end >= length and last.kind == "number"
+            holds = _agree(left, right)
+            equations.append(Equation(left.value, right.value, left.numbers, holds, is_open))
     return equations
 
 
@@ -244,16 +230,6 @@ def _is_times(text: str, start: int, end: int) -> bool:
     return bool(re.match(r"[\d)%a-z]", before) and re.match(r"[\d($]", after))
 
 
-def _sides(line: Sequence[Token]) -> list[list[Token]]:
-    sides: list[list[Token]] = [[]]
-    for token in line:
-        if token.kind == "equals":
-            sides.append([])
-        else:
-            sides[-1].append(token)
-    return sides
-
-
 def _number(token: Token) -> Fraction:
     return Fraction(token.text.replace(",", ""))
 
@@ -293,17 +269,17 @@ def _is_inside(run: Sequence[Token], start: int) -> bool:
         is_apart = start + 1 < len(run) and token.end < run[start + 1].start
         return is_apart or before.end == token.start
     if before.text == "and" and last and run[last - 1].kind == "number":
-        return _is_small_fraction(run[start:])
+        return _begins_with_share(run[start:])
     while last >= 0 and run[last].kind == "word":
         last -= 1
     return last >= 0 and run[last].kind == "op" and run[last].text != "/"
 
 
-def _is_small_fraction(tokens: Sequence[Token]) -> bool:
-    kinds = [token.kind for token in tokens[:3]]
-    if kinds != ["number", "op", "number"] or tokens[1].text != "/":
+def _begins_with_share(tokens: Sequence[Token]) -> bool:
+    """Whether a fraction below 1 comes first."""
+    if [token.kind for token in tokens[:3]] != ["number", "op", "number"]:
         return False
-    return _number(tokens[0]) < _number(tokens[2])
+    return tokens[1].text == "/" and _number(tokens[0]) < _number(tokens[2])
 
 
 def _first_expression(tokens: Sequence[Token]) -> Expression | None:
@@ -331,7 +307,7 @@ def _goes_on(tokens: Sequence[Token], stop: int) -> bool:
     following = tokens[stop + 1].kind if stop + 1 < len(tokens) else ""
     is_rate = text == "/" and following == "word"
     if text == "and":
-        return _is_small_fraction(tokens[stop + 1 :])
+        return _begins_with_share(tokens[stop + 1 :])
     return kind in ("op", "power", "name", "number") and not is_rate
 
 
@@ -355,7 +331,7 @@ def _without_words(tokens: Sequence[Token]) -> Expression | None:
                 return None
         elif token.kind != "money" and not (token.text == "/" and following == "word"):
             kept.append(token)
-    value = evaluate(kept)
+    value = _evaluated(kept)
     return None if value is None else Expression(kept, value)
 
 
@@ -374,7 +350,7 @@ def _agree(left: Expression, right: Expression) -> bool:
         return True
     if left.is_percentage and not left.computes and x * 100 == y:
         return True
-    if left.tokens[-1].kind == "percent" and left.tokens[-2].text == "100" and left.computes:
+    if left.is_percentage and left.tokens[-2].text == "100" and left.computes:
         return not right.computes and any(_is_rounded(z, right) for z in (x, x * 100))
     return not right.computes and _is_rounded(x, right)
 
@@ -395,7 +371,7 @@ def _is_rounded(x: Fraction, right: Expression) -> bool:
 # ---------------------------------------------------------------- values
 
 
-def evaluate(tokens: Sequence[Token]) -> Fraction | None:
+def _evaluated(tokens: Sequence[Token]) -> Fraction | None:
     """The exact value of an expression, None if it is none, divides by zero or is too large.
 
     Python parses it: numbers are given as strings, and a percent sign as an attribute.
@@ -434,13 +410,9 @@ def _is_divisor(tokens: Sequence[Token], place: int) -> bool:
     if not 0 < place < len(tokens) - 2 or tokens[place - 1].text != "/":
         return False
     first, sign, second = tokens[place : place + 3]
-    if [first.kind, sign.text, second.kind] != ["number", "/", "number"]:
-        return False
-    return (
-        tokens[place - 1].end < first.start
-        and first.end == sign.start
-        and (sign.end == second.start)
-    )
+    is_fraction = [first.kind, sign.text, second.kind] == ["number", "/", "number"]
+    is_close = first.end == sign.start and sign.end == second.start
+    return is_fraction and is_close and tokens[place - 1].end < first.start
 
 
 def _value(node: ast.expr) -> Fraction:

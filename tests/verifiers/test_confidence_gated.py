@@ -62,11 +62,6 @@ def rate(verifier: Any, *problems: list[Branch]) -> list[Any]:
 # ---------------------------------------------------------------- p and the gap
 
 
-def test_p_is_the_mean_over_generated_tokens() -> None:
-    first, given_only, none = problem([0.5, NAN, 1.0, 0.75], [NAN], [])
-    assert [confidence(b) for b in (first, given_only, none)] == [0.75, 0.0, 0.0]
-
-
 @pytest.mark.parametrize(
     ("p", "gap"),
     [
@@ -88,25 +83,6 @@ def test_the_gap(p: list[float], gap: float) -> None:
 # ---------------------------------------------------------------- one request
 
 
-def test_each_problem_is_decided_alone() -> None:
-    inner = Inner()
-    gate = ConfidenceGatedVerifier(inner, tau_conf=0.9, r_gap=0.1)
-    clear = problem([1.0, 0.9], [0.5])
-    close = problem([0.95], [0.94])
-    unsure = problem([0.5], [0.1])
-    single = problem([0.9])
-    found = rate(gate, close, clear, unsure, single)
-    assert inner.asked == [4]  # one call for the two problems that need it
-    assert found == [[-5, 1002], [-5, 1002], [0.95], [0.5], [-5, 1004], [-5, 1004], [0.9]]
-    assert (gate.calls, gate.skips) == (4, 2)
-    assert [g[0].usage.verifications_skipped for g in (close, clear, unsure, single)] == [
-        0,
-        1,
-        0,
-        1,
-    ]
-
-
 def test_problems_may_be_interleaved_and_share_a_question() -> None:
     clear, unsure = problem([1.0], [0.5]), problem([0.5], [0.1, 0.1])
     inner = Inner()
@@ -114,14 +90,6 @@ def test_problems_may_be_interleaved_and_share_a_question() -> None:
     found = ConfidenceGatedVerifier(inner).rate(mixed, ["same"] * 4, None)  # type: ignore[arg-type]
     assert found == [[-5, 1006], [1.0], [-5, 1007], [0.5]]
     assert inner.asked == [2]
-
-
-def test_nothing_to_verify_means_no_call() -> None:
-    inner = Inner()
-    gate = ConfidenceGatedVerifier(inner, tau_conf=0, r_gap=0)
-    assert rate(gate, problem([0.3], [0.3]), problem([], [])) == [[0.3], [0.3], [0.0], [0.0]]
-    assert rate(gate) == []
-    assert inner.asked == []
 
 
 def test_thresholds_are_reached_when_equal() -> None:
@@ -135,17 +103,6 @@ def test_thresholds_are_reached_when_equal() -> None:
 
 probabilities = st.lists(st.one_of(st.just(NAN), st.floats(0, 1)), max_size=4)
 sets = st.lists(st.lists(probabilities, min_size=1, max_size=4), min_size=1, max_size=4)
-
-
-@given(sets, st.floats(1.001, 5), st.floats(0, 5))
-@settings(max_examples=examples(60))
-def test_a_tau_above_1_is_the_inner_verifier(
-    values: list[list[list[float]]], tau_conf: float, r_gap: float
-) -> None:
-    problems = [problem(*group) for group in values]
-    inner, gate = Inner(), ConfidenceGatedVerifier(Inner(), tau_conf, r_gap)
-    assert rate(gate, *problems) == rate(inner, *problems)
-    assert gate.skips == 0 and gate.inner.asked == inner.asked  # type: ignore[attr-defined]
 
 
 @given(sets, st.floats(0, 1), st.floats(0, 1))
@@ -283,21 +240,6 @@ def test_no_problem_of_a_beam_search_mixes_scales(engine: Engine) -> None:
     # equal scores keep their order, however they were rounded
     for a, b in zip(alone, together, strict=True):
         assert a == pytest.approx(b, abs=1e-5)
-
-
-def test_extremes_of_the_gate_in_a_beam_search(engine: Engine) -> None:
-    never = ConfidenceGatedVerifier(Inner(), tau_conf=1.1)
-    plain = solve(BEAM, engine=engine, verifier=Inner(), problem=QUESTIONS)
-    gated = solve(BEAM, engine=engine, verifier=never, problem=QUESTIONS)
-    assert [(r.answer, r.tree) for r in plain] == [(r.answer, r.tree) for r in gated]
-    always = ConfidenceGatedVerifier(Inner(), tau_conf=0, r_gap=0)
-    results = solve(BEAM, engine=engine, verifier=always, problem=QUESTIONS)
-    assert always.skips == always.calls == sum(r.usage.verifications_skipped for r in results)
-    assert always.inner.asked == []  # type: ignore[attr-defined]
-    for result in results:
-        assert result.best is not None and result.usage.verifier_tokens == 0
-        assert result.best.score == pytest.approx(confidence(result.best))
-    assert engine.kv_bytes() == 0
 
 
 @pytest.mark.parametrize("aggregation", ["min", "product", "last", "mean"])

@@ -152,17 +152,8 @@ def test_the_judge_asks_as_transformers_would(name: str) -> None:
         "Be strict.\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\nReply with one number from 1 (worst) "
         "to 3 (best)."
     )
-    expected = chat.tokenizer.apply_chat_template(
-        [{"role": "user", "content": asked}],
-        tokenize=True,
-        add_generation_prompt=True,
-        return_dict=False,
-    )
-    assert (
-        judge.closed(QUESTION, ["four"])
-        == expected
-        == chat.ids(chat.prompt.replace(QUESTION, asked))
-    )
+    tokens = judge.closed(QUESTION, ["four"])
+    assert tokens == prompt(chat.tokenizer, asked) == chat.ids(chat.prompt.replace(QUESTION, asked))
 
 
 def test_the_judge_without_a_chat_template_asks_with_the_tokenizers_special_tokens() -> None:
@@ -173,11 +164,8 @@ def test_the_judge_without_a_chat_template_asks_with_the_tokenizers_special_toke
         "Be strict.\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\n"
         "Reply with one number from 1 (worst) to 3 (best).\nGrade:"
     )
-    assert (
-        judge.closed(QUESTION, ["four"])
-        == words(text)["input_ids"]
-        == glm.ids("[gMASK]<sop>" + text)
-    )
+    tokens = judge.closed(QUESTION, ["four"])
+    assert tokens == words(text)["input_ids"] == glm.ids("[gMASK]<sop>" + text)
 
 
 # ---------------------------------------------------------------- the self-verifier
@@ -230,13 +218,7 @@ def test_a_fresh_prompt_is_what_transformers_makes_of_it(name: str) -> None:
     branch = answered(backend, chat, False)
     SelfVerifier("Sure?", fresh=True).rate([branch], [QUESTION], backend)
     asked = f"{GRADER}\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\nSure?"
-    expected = chat.tokenizer.apply_chat_template(
-        [{"role": "user", "content": asked}],
-        tokenize=True,
-        add_generation_prompt=True,
-        return_dict=False,
-    )
-    assert backend.scored == [expected]
+    assert backend.scored == [prompt(chat.tokenizer, asked)]
 
 
 def test_a_question_without_a_chat_template_follows_the_one_that_the_model_has_begun() -> None:
@@ -261,20 +243,13 @@ def test_the_engine_asks_after_an_answer_that_ended_otherwise_than_the_template_
         (*chat.tokens, "Yes", "No"), chat.kind, chat.bos, chat.eos, chat.before, (), chat.template
     )
     engine = Engine(small(context=256), words)
-    question, answer = prompt(words), words.encode("four", add_special_tokens=False)
+    question, answer = prompt(words, QUESTION), words.encode("four", add_special_tokens=False)
     root = engine.root(question)
     (branch,) = engine.fork(root, 1)
     engine.extend([branch], [answer]).result()
     branch.append(words.eos_token_id, -1.0, 0.5)
     branch.finish_reason = "eos"
-    whole = words.apply_chat_template(
-        [
-            {"role": "user", "content": QUESTION},
-            {"role": "assistant", "content": "four"},
-            {"role": "user", "content": "Sure?"},
-        ],
-        tokenize=True, add_generation_prompt=True, return_dict=False,
-    )  # fmt: skip
+    whole = prompt(words, QUESTION, "four", "Sure?")
     before = engine.kv_bytes()
     ((score,),) = SelfVerifier("Sure?").rate([branch], [QUESTION], engine)
     assert engine.kv_bytes() == before and branch.tokens == [*question, *answer, words.eos_token_id]
@@ -286,12 +261,11 @@ def test_the_engine_asks_after_an_answer_that_ended_otherwise_than_the_template_
     engine.release([root, branch])
 
 
-def prompt(words: Any) -> list[int]:
-    tokens = words.apply_chat_template(
-        [{"role": "user", "content": QUESTION}],
-        tokenize=True,
-        add_generation_prompt=True,
-        return_dict=False,
+def prompt(words: Any, *said: str) -> list[int]:
+    """A chat of user and assistant in turn, up to the assistant's next turn."""
+    roles = ["user", "assistant"] * len(said)
+    chat = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+    tokens: list[int] = words.apply_chat_template(
+        chat, tokenize=True, add_generation_prompt=True, return_dict=False
     )
-    assert isinstance(tokens, list)
     return tokens

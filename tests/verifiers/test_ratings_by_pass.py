@@ -129,7 +129,8 @@ def others_decode_between_two_passes_and_scores_stay(start: Any, make: Any) -> N
         assert list(a) == pytest.approx(list(b), abs=1e-5)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2, 5])
+@pytest.mark.few(9)
+@pytest.mark.parametrize("kept", [1, 2, 5])
 @pytest.mark.parametrize(("start", "make"), CASES)
 def test_a_rating_may_be_closed_at_any_pass_and_branches_may_go(
     start: Any, make: Any, kept: int
@@ -170,6 +171,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 OTHER_COMPANY = [pytest.param(*case, id=case[0]) for case in (OF_WORDS | OF_TEXTS).items()]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "make"), OTHER_COMPANY)
 def test_what_a_budget_pays_for_depends_on_no_company_and_no_sharing(name: str, make: Any) -> None:
     """The prompts of verifiers begin alike, so that one problem computes what another only reads.

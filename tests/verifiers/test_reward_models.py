@@ -176,19 +176,6 @@ def made(request: Any) -> tuple[RewardModel, Whole]:
     return MODELS[request.param]()
 
 
-def test_a_step_more_each_time_rates_like_the_whole_text(made: tuple[RewardModel, Whole]) -> None:
-    model, whole = made
-    engine = policy()
-    branch = engine.root([1, 2])
-    steps: list[str] = []
-    for step in ("Tom has 3 boxes.", "3 * 4 = 12,\nso 12 apples", "12 - 2 = 10"):
-        (branch,) = grown(engine, branch, step + "\n\n")
-        steps.append(step)
-        (scores,) = model.rate([branch], [QUESTION], engine)
-        assert scores == close_to(whole(QUESTION, steps)) and len(scores) == len(steps)
-        assert len(set(scores)) == len(scores)
-
-
 def test_a_ragged_forked_tree_over_two_problems_rates_like_the_whole_texts(
     made: tuple[RewardModel, Whole],
 ) -> None:

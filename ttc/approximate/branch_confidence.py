@@ -10,11 +10,7 @@ from ttc.tree.branch import Branch
 
 
 def confidence(branch: Branch) -> float:
-    """p of RKSC's Eq. 3, in [0, 1]: the mean top-1 probability over the branch's own tokens.
-
-    Given tokens (NaN in `top1`) don't count, and a finished branch has no more tokens to count. 0
-    if it has none.
-    """
+    """p of RKSC's Eq. 3, in [0, 1]: the mean top-1 probability over the branch's own tokens."""
     return mean_of_own(branch.top1)
 
 
@@ -25,19 +21,12 @@ def mean_of_own(values: Sequence[float]) -> float:
 
 
 def gap_ratio(p: Sequence[float]) -> float:
-    """(max - second) / max of RKSC's Eq. 4, in [0, 1].
-
-    One branch has no rival, its gap is 1. Two that share the maximum give 0, and so does a maximum
-    of 0.
-    """
+    """(max - second) / max of RKSC's Eq. 4, in [0, 1]; 1 for one branch, 0 for a maximum of 0."""
     first, second = sorted([*p, 0.0], reverse=True)[:2]
     return (first - second) / first if first > 0 else 0.0
 
 
 def clear_leader(max_p: float, gap: float, least_p: float, r_gap: float) -> bool:
     """RKSC's Eq. 4: whether a problem's best branch is confident, and well ahead of the second.
-
-    max_p: the largest p of its branches. gap: their `gap_ratio`. least_p, r_gap: the thresholds of
-    both.
-    """
+    least_p, r_gap: the thresholds of max_p and gap."""
     return max_p >= least_p and gap >= r_gap

@@ -18,11 +18,8 @@ class DecodeGate(Options):
 
     After each token: once max p >= theta and (max - second) / max >= r_gap, p being the mean top-1
         probability of a branch's own tokens so far, all of the problem's branches in this step but
-        the leader finish, with `finish_reason` "gate". The leader goes on, so that its answer is
-        whole (the paper stops it too). One branch alone has no rival.
-    min_tokens: each branch's own tokens before the gate looks; a mean over one token decides by a
-        space or a newline.
-    Thresholds above 1 never stop any.
+        the leader finish, with `finish_reason` "gate" (the paper stops the leader too).
+    min_tokens: each branch's own tokens before the gate looks.
     """
 
     setting_of: ClassVar[str] = "gate."

@@ -25,25 +25,20 @@ ExitRule = Literal["entropy", "ranking"]
 
 @dataclass(frozen=True)
 class EarlyExit(Options):
-    """When a branch leaves a scoring pass. Approximate: it is scored by the lens after that layer.
-
-    The lens is what the model does after its last layer, applied after an earlier one; the paper's
-    lacks the final norm. Layers count from 1. What is left after the last one has the model's own
-    score. A problem is all branches of one `root_id`.
+    """When a branch leaves a scoring pass. Approximate: it is scored by the lens after that layer,
+    which is what the model does after its last one (the paper's lacks the final norm).
 
     rule="entropy", the paper's (Eq. 5, Algorithm 3): a branch leaves after the first layer l >=
-    l_min at which H_l < theta and |H_l - H_(l-1)| < eps, H being the entropy of the lens at its
-    last token in nats, and H_0 infinite. Branches that left at different depths do not compare by
-    raw logits; the paper compares them all the same. common_depth: all branches of a problem leave
-    after the layer at which the last of them met the rule.
+    l_min (they count from 1) at which H_l < theta and |H_l - H_(l-1)| < eps, H being the entropy of
+    the lens at its last token in nats, and H_0 infinite. common_depth: all branches of a problem
+    leave after the layer at which the last of them met the rule, so that their scores compare.
 
     rule="ranking": the branches of a problem leave together once their order by P has been the same
     after `patience` layers running, all of them >= l_min. P is the probability of a branch's first
-    `positive` continuations over that of all that it was given: P(yes) / (P(yes) + P(no)). Only the
-    order is settled then, so scores of different calls do not compare.
+    `positive` continuations over that of all that it was given: P(yes) / (P(yes) + P(no)). Scores
+    of different calls do not compare.
 
-    The defaults are a start: the paper calibrates theta and eps per model and data set.
-    With 0 nothing exits.
+    The paper calibrates theta and eps per model and data set. With 0 nothing exits.
     """
 
     rule: ExitRule = "entropy"
@@ -69,8 +64,8 @@ class ExitReport:
     """What a call of `Engine.score` with an exit computed.
 
     depths: the layers that each branch went through. rows: the rows that each layer computed.
-    lens_rows: rows that went through norm and head to be looked at, the price of the exit. watch:
-    given by the caller; called at every look, with the places of the call's branches.
+    lens_rows: rows that went through norm and head to be looked at. watch: given by the caller;
+    called at every look, with the places of the call's branches.
     """
 
     depths: list[int] = field(default_factory=list)
@@ -178,10 +173,7 @@ def score_with_exit(
     first: int = 0,
 ) -> Passes[list[list[list[float]]]]:
     """See `Engine.score`. tokens[i]: the single-token continuations of branch i after `given[i]`.
-    first: the place of branch 0 in the call of the report.
-
-    Branches that leave together are in one pass, however long.
-    """
+    first: the place of branch 0 in the call of the report."""
     layers = len(runtime.lens.layers)
     if exit.l_min > layers:
         raise InvalidInput(
@@ -190,8 +182,7 @@ def score_with_exit(
     fewest = min(map(len, tokens), default=math.inf)
     if exit.rule == "ranking" and fewest <= exit.positive:
         raise InvalidInput(
-            f"positive={exit.positive} leaves none of a branch's {fewest} continuations to compare "
-            "with; give more"
+            f"positive={exit.positive} leaves none of {fewest} continuations to compare with"
         )
     runs = [[b.tokens[-1], *more] for b, more in zip(branches, given, strict=True)]
     passes = list[ShrinkingPass]()
@@ -201,16 +192,10 @@ def score_with_exit(
         if not chosen:
             continue
         of = [branches[i] for i in chosen]
+        openings = [runtime.opening(branches[i], len(runs[i]) - 1) for i in chosen]
+        going = one_pass(runtime, of, [runs[i] for i in chosen], openings)
         # the pass is left early, so that what it writes is incomplete
-        with (
-            runtime.metered(of),
-            one_pass(
-                runtime,
-                of,
-                [runs[i] for i in chosen],
-                [runtime.opening(branches[i], len(runs[i]) - 1) for i in chosen],
-            ) as (packed, _),
-        ):
+        with runtime.metered(of), going as (packed, _):
             chosen = [chosen[n] for n in packed.order]
             problems = by_problem([branches[i] for i in chosen])
             rule: EntropyRule | RankingRule = EntropyRule(exit, problems)
@@ -240,6 +225,4 @@ def score_with_exit(
 
 
 def _watch_of(watch: LayerWatch | None, chosen: Sequence[int]) -> LayerWatch | None:
-    if watch is None:
-        return None
-    return lambda live, *look: watch([chosen[n] for n in live], *look)
+    return watch and (lambda live, *look: watch([chosen[n] for n in live], *look))

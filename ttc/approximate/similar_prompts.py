@@ -33,16 +33,13 @@ CONTEXT = 8
 @torch.inference_mode()
 def share_similar(runtime: Runtime, root: Branch, children: Sequence[Branch]) -> None:
     """Put the root's tokens in place of those of `children`, which stand on the trunk, where they
-    are similar.
-
-    The probe is the beginning of the prefill that it may save: all variants run through the first
-    layers, and those that are refused run on. A similar one is moved to the root's leaf and says so
-    in `substituted`. Raises UnsupportedModel for a model with recurrent layers.
+    are similar. All variants run through the first layers, and those that are refused run on.
+    Raises UnsupportedModel for a model with recurrent layers.
     """
     if runtime.runner.recurrent is not None:
+        name = type(runtime.runner.model).__name__
         raise UnsupportedModel(
-            f"{type(runtime.runner.model).__name__} has recurrent layers, whose states are not "
-            "kept of a pass that similar prompts leave early; use sharing=exact"
+            f"{name} has recurrent layers, which similar prompts cannot leave; use sharing=exact"
         )
     first: dict[tuple[int, ...], Branch] = {}
     for child in children:
@@ -74,13 +71,11 @@ def differing(a: Sequence[int], b: Sequence[int]) -> tuple[slice, slice]:
 def compared(root: Sequence[int], variant: Sequence[int], pooling: Pooling) -> tuple[slice, slice]:
     """The tokens of each prompt whose states are compared: the last, or what differs with
     `CONTEXT`."""
-    prompts = root, variant
     if pooling == "last":
-        one, other = (slice(len(prompt) - 1, len(prompt)) for prompt in prompts)
-        return one, other
+        return slice(len(root) - 1, len(root)), slice(len(variant) - 1, len(variant))
     one, other = (
         slice(max(0, changed.start - CONTEXT), min(len(prompt), changed.stop + CONTEXT))
-        for changed, prompt in zip(differing(root, variant), prompts, strict=True)
+        for changed, prompt in zip(differing(root, variant), (root, variant), strict=True)
     )
     return one, other
 
@@ -128,14 +123,13 @@ class _Window:
 
 
 def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tuple[Branch, float]]:
-    """Those of `others` that are similar to the root, and how much. KV that the tree has for other
-    prompts decides nothing."""
+    """Those of `others` that are similar to the root, and how much. What else stands in the tree
+    decides nothing."""
     sharing = runtime.sharing
     layers = len(runtime.lens.layers)
     if sharing.probe_layers >= layers:
         raise InvalidInput(
-            f"sharing.probe_layers={sharing.probe_layers} leaves nothing to save of {layers} "
-            "layers; use less"
+            f"sharing.probe_layers={sharing.probe_layers} leaves none of {layers} layers to save"
         )
     if not others or len(root.tokens) < 2:
         return []

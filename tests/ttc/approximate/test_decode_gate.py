@@ -48,13 +48,6 @@ def test_the_leader_goes_on_and_the_rest_stop_at_the_first_clear_lead() -> None:
     assert confidence(gated[leader]) == pytest.approx(confidence(free[leader]))
 
 
-def test_min_tokens_and_theta_keep_it_shut() -> None:
-    _, (gated,) = grown(DecodeGate(theta=0.0, r_gap=0.0, min_tokens=5))
-    assert sorted(len(b.generated) for b in gated) == [5, 5, 5, STEPS]
-    _, (gated,) = grown(DecodeGate(theta=1.01))
-    assert {(len(b.generated), b.finish_reason) for b in gated} == {(STEPS, None)}
-
-
 def rival(*top1: float) -> Branch:
     branch = Branch([1, 2], None, 0, Usage(), str)
     for p in top1:
@@ -88,13 +81,6 @@ def test_problems_are_gated_apart() -> None:
     assert [[b.tokens for b in problem] for problem in together] == [
         [b.tokens for b in problem] for problem in alone
     ]
-
-
-def test_one_branch_has_no_rival() -> None:
-    engine = make_engine(4, 256, gate=SURE)
-    branch = engine.root(text("What is 1 + 1?"))
-    engine.generate([branch], STEPS)
-    assert (len(branch.generated), branch.finish_reason) == (STEPS, None)
 
 
 def test_stopped_branches_are_ordinary_finished_ones() -> None:

@@ -36,7 +36,7 @@ from tests.helpers.models import prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
-from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Sharing, UnsupportedModel
+from ttc import Engine, Sharing, UnsupportedModel
 from ttc.approximate.decode_gate import DecodeGate
 from ttc.approximate.early_exit import EarlyExit
 from ttc.attention.plan import Plan, Run
@@ -124,26 +124,6 @@ def test_branches_of_a_three_level_tree_leave_where_plain_transformers_says(case
     assert_nothing_left(engine, [*branches, *forks])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", some_quick(CASES, CASES[:2]))
-def test_thresholds_that_never_and_always_fire(case: str) -> None:
-    engine = engine_of(case)
-    branches, given = problems(engine)
-    layers = plain(case).config.num_hidden_layers
-    full, _ = ask(engine, branches, given, None)
-    found, report = ask(engine, branches, given, EarlyExit(theta=0.0))
-    assert report.depths == [layers] * 5 and report.layer_rows == report.rows[0] * layers
-    for row, expected in zip(found, full, strict=True):
-        assert row == pytest.approx(expected, abs=1e-4)
-    found, report = ask(engine, branches, given, ALWAYS)
-    rows = sum(len(more) + 1 for more in given)
-    assert (report.depths, report.rows) == ([2] * 5, [rows] * 2 + [0] * (layers - 2))
-    for branch, more, row in zip(branches, given, found, strict=True):
-        expected = by_hand(case, branch.tokens + more)[1][CANDIDATES].tolist()
-        assert row == pytest.approx(expected, abs=1e-4)
-    assert ask(engine, branches, given, None)[0] == full
-
-
 @cache
 def asked(case: str) -> Any:
     """An engine with five branches, what they are asked, and what plain transformers says of them
@@ -182,42 +162,6 @@ def test_whoever_leaves_where_changes_nothing_for_the_others(case: str, depths: 
         assert logits.log_softmax(-1).tolist() == pytest.approx(
             lens[run][depth - 1].tolist(), abs=2e-4
         )
-
-
-POLICIES = [
-    (policy, tokens, case)
-    for policy, tokens in ((Layerwise, 90), (BeamGroups, 64), (Paged, 64), (Headwise, 64))
-    for case in ("qwen3_5_text", "jamba", GEMMA4)
-    # a single layer attends, and that one has to fit
-    if (policy, case) != (Layerwise, "qwen3_5_text")
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "tokens", "case"),
-    some_quick(POLICIES, POLICIES[::3]),
-    ids=lambda x: getattr(x, "__name__", str(x)),
-)
-def test_exits_over_every_residency_policy(policy: Any, tokens: int, case: str) -> None:
-    resident = engine_of(case)
-    # runs of 13 tokens are of two blocks, in one pass
-    options = {} if policy is Layerwise else {"block_tokens": 8}
-    exit, (own, between) = EarlyExit(theta=3.0, eps=1.0), problems(resident)
-    expected, one = ask(resident, own, between, exit)
-    memory = resident.memory  # all branches are in one pass, with two states each
-    budget = tokens * memory.bytes_per_token + 2 * len(own) * memory.states.nbytes
-    engine = engine_of(case, memory=policy(budget / 2**30, **options))
-    branches, given = problems(engine)
-    found, report = ask(engine, branches, given, exit)
-    assert len(set(one.depths)) > 1 and report == one
-    assert engine.memory.link.to_device_bytes.total() > 0  # some KV had to move
-    for row, full in zip(found, expected, strict=True):
-        assert row == pytest.approx(full, abs=1e-4)
-    engine.generate(branches, 3, sampling=GREEDY)
-    for branch in branches:
-        assert_like_plain(plain(case), branch)
-    assert_nothing_left(engine, branches)
 
 
 def test_a_least_time_step_holds_in_the_opening_of_what_is_asked() -> None:

@@ -23,7 +23,6 @@ from ttc.approximate.similar_prompts import CONTEXT, differing
 LAYERS = 4
 ROOT = "A farm has 12 hens and 3 cows. How many legs are there?"
 REWORDED = "A farm has 12 hens and 3 cows. What number of legs is there?"
-OTHER_NUMBER = "A farm has 14 hens and 3 cows. How many legs are there?"
 
 
 def goes_on_like_plain(engine: Engine, branches: list[Branch]) -> None:
@@ -222,26 +221,8 @@ def test_sigma_is_equation_2_over_the_probed_layers(alpha: float, pooling: str, 
     assert branch.substituted.similarity == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_large_alpha_leaves_the_deepest_probed_layer_alone() -> None:
-    found = []
-    for alpha in (-99.0, 0.0, 99.0):
-        engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, alpha=alpha))
-        (branch,) = engine.variants(engine.root(text(ROOT)), [text(REWORDED)]).result()
-        assert branch.substituted is not None
-        found.append(branch.substituted.similarity)
-    assert abs(found[0] - found[2]) > 1e-3  # the layers differ
-    assert found[1] == pytest.approx((found[0] + found[2]) / 2, abs=1e-5)
-
-
 def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(torch.cosine_similarity(a, b, dim=0))
-
-
-def test_variants_with_other_numbers_are_never_substituted() -> None:
-    for same_numbers in (True, False):
-        engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=same_numbers))
-        (branch,) = engine.variants(engine.root(text(ROOT)), [text(OTHER_NUMBER)]).result()
-        assert (branch.substituted is None) == same_numbers
 
 
 def test_the_same_prompt_is_no_substitution() -> None:
@@ -334,7 +315,7 @@ def test_settings_are_checked(bad: dict[str, Any]) -> None:
 def test_a_probe_of_all_layers_is_refused() -> None:
     engine = make_engine(LAYERS, 256, sharing=similar(probe_layers=LAYERS))
     root = engine.root(text(ROOT))
-    with pytest.raises(InvalidInput, match="leaves nothing to save of 4 layers"):
+    with pytest.raises(InvalidInput, match="leaves none of 4 layers"):
         engine.variants(root, [text(REWORDED)]).result()
     engine.release([root])
     assert engine.kv_bytes() == 0
@@ -406,9 +387,9 @@ def test_a_prompt_that_would_not_fit_is_not_put_in_place() -> None:
 
 
 def test_same_numbers_reads_whole_numbers() -> None:
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
-    for one, other in (("1.5 l", "5.1 l"), ("-3 is it", "3 is it"), ("1,200 m", "1,002 m")):
-        (branch,) = engine.variants(
-            engine.root(text(f"He has {one}. ok?")), [text(f"He has {other}. ok?")]
-        ).result()
-        assert branch.substituted is None
+    for same_numbers in (True, False):
+        engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=same_numbers))
+        for one, other in (("1.5 l", "5.1 l"), ("-3 is it", "3 is it"), ("1,200 m", "1,002 m")):
+            root, changed = (text(f"He has {words}. ok?") for words in (one, other))
+            (branch,) = engine.variants(engine.root(root), [changed]).result()
+            assert (branch.substituted is None) == same_numbers

@@ -73,6 +73,8 @@ class Engine(Backend):
         Its end tokens count in any case.
     int8_activations: round to 8 bits what meets weights that stay as they are stored
         (`quantized=True`); approximate.
+    split_special_tokens: read special tokens in what users and tools say as plain text; without it
+        "<|im_end|>" in a question ends the turn, as in transformers and vLLM.
     speculation: what drafts tokens while few branches decode, as `PromptLookup()`, None for
         nothing. No token depends on it (docs/speculation.md). `engine.speculation.reason` says why
         an engine does not speculate that was asked to.
@@ -97,17 +99,23 @@ class Engine(Backend):
         runner: RunnerChoice | ModelRunner = "modules",
         generation_settings: bool = True,
         int8_activations: bool = False,
+        split_special_tokens: bool = False,
         speculation: Drafts | None = None,
     ):
         check_parts(model, tokenizer, prefill_tokens, memory, cache, sharing, gate, speculation)
         check_flag("generation_settings", generation_settings)
         check_flag("int8_activations", int8_activations)
+        check_flag("split_special_tokens", split_special_tokens)
         config = getattr(model, "generation_config", None) if generation_settings else None
         settings = GenerationSettings.of(config, model.config.get_text_config().vocab_size)
         self.runner: ModelRunner = runner_for(model, runner)
         if int8_activations:
             handler("int8_activations", "True")(model, self.runner)
         self.model = model
+        if split_special_tokens:
+            from ttc.text.special_tokens import SplitSpecialTokens
+
+            tokenizer = SplitSpecialTokens(tokenizer)
         self.tokenizer = tokenizer
         self.device = self.runner.device
         self.dtype = self.runner.dtype

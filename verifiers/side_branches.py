@@ -13,6 +13,7 @@ from ttc.step import Step
 from ttc.task import Passes
 from ttc.text.chat import chat_tokens, following, has_template
 from ttc.text.prompt import raw_tokens
+from ttc.text.special_tokens import guarded
 from ttc.text.thinking_switch import without_thought
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
@@ -32,7 +33,7 @@ def side_tokens(
     it is about."""
     tokenizer = backend.tokenizer
     if not has_template(tokenizer):
-        return raw_tokens(text + ending, tokenizer)
+        return raw_tokens(f"{guarded(text, tokenizer)}{ending}", tokenizer)
     options, closing = ({}, "") if thinks else without_thought(tokenizer, thoughts)
     tokens = chat_tokens([{"role": "user", "content": text}], tokenizer, options)
     return [*tokens, *following(closing, tokenizer)] if closing else tokens

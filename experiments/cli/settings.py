@@ -29,6 +29,7 @@ class ModelConfig:
     [<think>, </think>].
     generation_settings: draw tokens as the model's generation_config asks, as transformers'
     generate does.
+    split_special_tokens: read special tokens that a question holds as plain text.
     """
 
     name: str = "???"
@@ -41,6 +42,7 @@ class ModelConfig:
     int8_activations: bool = False
     thinking_marks: Any = None
     generation_settings: bool = True
+    split_special_tokens: bool = False
 
 
 @dataclass

@@ -72,10 +72,14 @@ class Verbatim(PromptTemplate):
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
         check_text(question, self.what)
-        text = self._words(question)
+        text = self._words(self._typed(question, tokenizer))
         as_tokens = encoded if self.has_special_tokens(text, tokenizer) else raw_tokens
         tokens = as_tokens(text, tokenizer)
         return tokens if self.keep is None else tokens[-self.keep :]
+
+    def _typed(self, question: str, tokenizer: Any) -> str:
+        special = self.has_special_tokens(question, tokenizer)
+        return question if special else super()._typed(question, tokenizer)
 
     def has_special_tokens(self, text: str, tokenizer: Any) -> bool:
         return self.chat_turns

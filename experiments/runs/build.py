@@ -38,6 +38,7 @@ from ttc.placement.placed_loading import load_runner
 from ttc.protocols import Verifier
 from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
+from ttc.text.special_tokens import SplitSpecialTokens
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.text.thoughts import Setting
 from ttc.tree.sharing import Sharing
@@ -263,7 +264,8 @@ def make_engine(config: DictConfig) -> Engine:
 
 def tokenizer_of(config: DictConfig) -> Any:
     """The tokenizer that the run's backend has, without its model."""
-    return load_tokenizer(config.model.name, **source_options(config))
+    tokenizer = load_tokenizer(config.model.name, **source_options(config))
+    return SplitSpecialTokens(tokenizer) if config.model.split_special_tokens else tokenizer
 
 
 def say_settings(settings: GenerationSettings | None) -> None:
@@ -341,6 +343,7 @@ def engine_options(config: DictConfig) -> dict[str, Any]:
         **{group: _made(config[group]) for group in ("cache", "sharing", "gate", "speculation")},
         "generation_settings": config.model.generation_settings,
         "int8_activations": config.model.int8_activations,
+        "split_special_tokens": config.model.split_special_tokens,
     }
 
 

@@ -27,6 +27,7 @@ from ttc.remote.server import Server
 from ttc.sampling import GREEDY, SAMPLED, Sampling
 from ttc.step import step_of
 from ttc.task import Task, check_interrupt, one_at_a_time
+from ttc.text.special_tokens import SplitSpecialTokens
 from ttc.tree.branch import MOST_ROWS, Branch, check_live
 
 CHOSEN_AT_ONCE = 16
@@ -73,19 +74,22 @@ class RemoteBackend(Backend):
         *,
         tokenizer: str,
         generation_settings: bool = True,
+        split_special_tokens: bool = False,
         **options: Any,
     ) -> RemoteBackend:
         """A backend over a server.
 
         tokenizer: its alias ("smollm2-135m"), folder or hub id. generation_settings: whether
-        requests ask for what the generation_config beside it does. options: of the `Endpoint`.
+        requests ask for what the generation_config beside it does. split_special_tokens: as of an
+        `Engine`. options: of the `Endpoint`.
         """
         from ttc.model.loading.load import load_tokenizer
 
         endpoint = Endpoint(base_url, **options)
         loaded = load_tokenizer(tokenizer)
         settings = settings_beside(tokenizer, loaded) if generation_settings else None
-        return cls(endpoint, loaded, settings)
+        asks = SplitSpecialTokens(loaded) if split_special_tokens else loaded
+        return cls(endpoint, asks, settings)
 
     @property
     def generation_settings(self) -> GenerationSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +19,7 @@ from ttc.text.chat import (
     next_turn_text,
 )
 from ttc.text.encodable import check_encodable
+from ttc.text.special_tokens import guarded, readable
 
 if TYPE_CHECKING:
     from ttc.text.roles import Message
@@ -157,8 +159,10 @@ class PromptTemplate(Options):
         check_text(question, self.what)
         if self.uses_chat(tokenizer):
             messages = self.messages(question)
-            return chat_text(messages, tokenizer, self.options, way_out=self.way_out)
-        return self._words(question)
+            text = chat_text(messages, tokenizer, self.options, way_out=self.way_out)
+        else:
+            text = self._words(self._typed(question, tokenizer))
+        return readable(text, tokenizer)
 
     def _words(self, question: str) -> str:
         """The prompt where no chat template writes it."""
@@ -175,7 +179,9 @@ class PromptTemplate(Options):
                 self.messages(question), tokenizer, self.options, way_out=self.way_out
             )
         else:
-            tokens = raw_tokens(self._words(question), tokenizer)
+            text = self._words(self._typed(question, tokenizer))
+            tokens = raw_tokens(text, tokenizer)
+            _warn_of_end(tokens, text, tokenizer)
         bos = getattr(tokenizer, "bos_token_id", None)
         return (
             [bos, *tokens] if self.add_bos and bos is not None and tokens[:1] != [bos] else tokens
@@ -202,6 +208,7 @@ class PromptTemplate(Options):
         """
         if self.uses_chat(tokenizer):
             return next_turn_text(self._chat(question, said[:-1]), words, tokenizer, self.options)
+        words = guarded(words, tokenizer)
         # the model may have written that much itself
         begun = not self.raw and said[-1].endswith(NEXT_QUESTION)
         return f" {words}\nAnswer:" if begun else f"\n\n{NEXT_QUESTION} {words}\nAnswer:"
@@ -233,6 +240,9 @@ class PromptTemplate(Options):
         return self.instruction.rpartition("{question}")[2] or None
 
     # ---------------------------------------------------------------- parts
+
+    def _typed(self, question: str, tokenizer: Any) -> str:
+        return guarded(question, tokenizer)
 
     def _asked(self, question: str) -> str:
         return self.instruction.replace("{question}", question)
@@ -271,3 +281,19 @@ def raw_tokens(text: str, tokenizer: Any) -> list[int]:
     if callable(tokenizer):
         return list(tokenizer(text)["input_ids"])
     return list(tokenizer.encode(text, add_special_tokens=True))
+
+
+def _warn_of_end(tokens: Sequence[int], text: str, tokenizer: Any) -> None:
+    eos = getattr(tokenizer, "eos_token_id", None)
+    if (
+        eos is None
+        or list(tokens[-1:]) != [eos]
+        or text.endswith(str(getattr(tokenizer, "eos_token", None)))
+    ):
+        return
+    warnings.warn(
+        f"the tokenizer puts its end of sequence, token {eos}, after a raw prompt, for "
+        "transformers as well, so that the model is asked to go on after an end; load the "
+        "tokenizer with add_eos_token=False, or use a chat template",
+        stacklevel=3,
+    )

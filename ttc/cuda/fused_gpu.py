@@ -56,8 +56,8 @@ TILES = {
     4: {64: Tiles(16, 32, 1), 128: Tiles(16, 16, 1), 256: Tiles(16, 16, 1)},
 }
 """By the bytes of a number, and by how many numbers a head has at most. With them nothing spills
-and two programs share a multiprocessor of any GPU from compute capability 8.0 on. Larger
-heads take the last, and fit as they can."""
+and two programs share a multiprocessor of any GPU from compute capability 8.0 on (`python -m
+experiments.bench gpu_resources`). Larger heads take the last, and fit as they can."""
 
 
 def tiles(dim: int, value_dim: int, dtype: torch.dtype) -> Tiles:

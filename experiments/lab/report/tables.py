@@ -15,6 +15,8 @@ from experiments.lab.bench import (
     cache,
     cost_model,
     default_task,
+    gpu_resources,
+    growth,
     hybrid,
     kept,
     long,
@@ -25,9 +27,12 @@ from experiments.lab.bench import (
     quantized,
     remote,
     reward_model,
+    roofline,
+    scale,
     search_tables,
     serve,
     speculative,
+    stored_profile,
     tools,
 )
 from experiments.lab.paper import capture
@@ -98,6 +103,11 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "quantized_amx": ("quantized_amx", quantized.table),
         "quantized_amx_aims": ("quantized_amx", quantized.aims_table),
     },
+    f"{BESIDE}/gpu.md": {
+        "gpu_resources": ("gpu_resources", gpu_resources.table),
+        "roofline": ("roofline", roofline.table),
+    },
+    f"{BESIDE}/scale.md": {"scale": ("scale", scale.table)},
     f"{BESIDE}/search.md": {
         "search": ("search", search_tables.searches_table),
         "search_aims": ("search", search_tables.aims_table),
@@ -112,10 +122,13 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "prefix_short_amx": ("prefix_short_amx", prefix.short_table),
         "hybrid": ("hybrid", hybrid.table),
         "kept": ("kept", kept.table),
+        "growth": ("growth", growth.table),
+        "growth_avx2": ("growth_avx2", growth.table),
     },
     f"{BESIDE}/cost_model.md": {
         "cost_model": ("cost_model", lambda record: cost_model.table(record["rows"])),
         "cost_model_amx": ("cost_model_amx", lambda record: cost_model.table(record["rows"])),
+        "stored_profile": ("stored_profile", stored_profile.table),
         "plan": ("plan", plan.table),
     },
     f"{BESIDE}/memory.md": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -33,16 +33,12 @@ class Demand(NamedTuple):
         return Demand(*map(max, self, other))
 
 
-NO_DEMAND = Demand()
-
-
 @dataclass
 class ProblemAdmission:
     """The batch that searches decode in, and how many more problems may begin.
 
     concurrency: the most problems under way, None for as many as there is room for.
-    max_rows: the most branches that decode at once, None for the backend's `most_rows` where
-        `concurrency` is None too, else for no limit.
+    max_rows: the most branches that decode at once, None for no limit.
 
     A problem is taken to need the most that any problem of late has needed at once: its prompt, and
         a step for each branch that it keeps and for each branch of the next step. A step counts for
@@ -52,7 +48,7 @@ class ProblemAdmission:
         trees that grow larger, so that the first problem begins alone.
 
     at_first: the most problems under way before one has ended. ended: how many have.
-    recent_demand, earlier_demand: since the last `WINDOW` problems had ended, and before that.
+    recent, earlier: what was needed since the last `WINDOW` problems had ended, and before that.
     """
 
     batch: Batch
@@ -60,21 +56,24 @@ class ProblemAdmission:
     max_rows: int | None
     at_first: float = inf
     ended: int = 0
-    recent_demand: Demand = NO_DEMAND
-    earlier_demand: Demand = NO_DEMAND
+    recent: Demand = field(default_factory=Demand)
+    earlier: Demand = field(default_factory=Demand)
 
     @classmethod
     def of(
         cls, backend: Backend, concurrency: int | None = None, max_rows: int | None = None
     ) -> ProblemAdmission:
+        """Without limits: the backend's `most_rows`, and `PROBLEMS` at first."""
         if not backend.joins:
-            return cls(
-                backend.running_batch(), PROBLEMS if concurrency is None else concurrency, None
-            )
+            return cls(backend.running_batch(), concurrency or PROBLEMS, None)
         if concurrency is None and max_rows is None:
             limit = backend.most_rows
             return cls(backend.running_batch(limit), None, limit, at_first=PROBLEMS)
         return cls(backend.running_batch(max_rows), concurrency, max_rows)
+
+    @property
+    def demand(self) -> Demand:
+        return self.recent.larger(self.earlier)
 
     def note_expansion(
         self, rows: int, prompt_tokens: int, step_tokens: int, kept: int = 0
@@ -92,36 +91,35 @@ class ProblemAdmission:
     def _note(self, rows: int, prompt_tokens: int, step_tokens: int, kept: int) -> None:
         tokens = prompt_tokens + (kept + rows) * step_tokens
         states = 1 + prompt_tokens // SNAPSHOT_TOKENS + 2 * (kept + rows)
-        self.recent_demand = self.recent_demand.larger(Demand(rows, tokens, states))
+        self.recent = self.recent.larger(Demand(rows, tokens, states))
 
     def has_room(self, active: int) -> bool:
         """Whether memory has room for one more problem beside the `active` ones."""
-        demand = self.recent_demand.larger(self.earlier_demand)
         if self.concurrency is not None:
             return active < self.concurrency
-        return (
-            self.batch.fits(demand.tokens, demand.states) > active if demand.tokens else not active
-        )
+        return self._fits() > active
 
-    def forget(self, branches: Sequence[Branch]) -> None:
-        self.batch.withdraw(branches)
+    def _fits(self) -> float:
+        """How many problems there is room for; one while nobody has said what it needs."""
+        _, tokens, states = self.demand
+        return self.batch.fits(tokens, states) if tokens else 1
 
     def note_end(self) -> None:
         self.at_first = inf
         self.ended += 1
         if self.ended % WINDOW == 0:
-            self.earlier_demand, self.recent_demand = self.recent_demand, NO_DEMAND
+            self.earlier, self.recent = self.recent, Demand()
 
     def count(self, active: int, waiting: int) -> int:
         """How many of the `waiting` problems may begin; one at least where none is active."""
         if not waiting:
             return 0  # what memory has left is not asked at every token
-        demand = self.recent_demand.larger(self.earlier_demand)
+        rows = self.demand.rows
         admitted = waiting if self.concurrency is None else min(waiting, self.concurrency - active)
-        if self.max_rows is not None and demand.rows:
-            admitted = min(admitted, (self.max_rows - len(self.batch)) // demand.rows)
+        if self.max_rows is not None and rows:
+            admitted = min(admitted, (self.max_rows - len(self.batch)) // rows)
         if self.concurrency is None:
-            fitting = self.batch.fits(demand.tokens, demand.states) // 2 if demand.tokens else 1
+            fitting = self._fits() // 2 if self.demand.tokens else 1
             admitted = int(min(admitted, fitting - active, self.at_first - active))
         return max(admitted, int(not active))
 

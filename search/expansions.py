@@ -92,7 +92,7 @@ class Expansions:
 
     def stop(self, active: ActiveSearch) -> None:
         self._forget(active.growing)
-        self.admission.forget(active.growing)
+        self.admission.batch.withdraw(active.growing)
 
     def clear(self) -> None:
         self._forget(list(self.decoding))

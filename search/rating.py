@@ -12,7 +12,7 @@ from ttc.backend import Backend, check_needs
 from ttc.errors import UnusableScores, VerifierError, number_of
 from ttc.origin import error_text
 from ttc.passes.ratings import passes_of_rating
-from ttc.protocols import Aggregation, Forgets, Priced, Verifier, children_price
+from ttc.protocols import Aggregation, Forgets, Priced, Verifier
 from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.task import Passes, all_of
@@ -57,11 +57,9 @@ class Rater:
                 "give a list for each branch, as [[0.5], [0.9]]"
             ) from error
         if len(scores) != len(branches) or not all(scores):
-            count = sum(map(bool, scores))
-            raise VerifierError(
-                f"{self.name} returned {number_of(count, 'rating')} for "
-                f"{number_of(len(branches), 'branch', 'branches')}"
-            )
+            rated = number_of(sum(map(bool, scores)), "rating")
+            asked = number_of(len(branches), "branch", "branches")
+            raise VerifierError(f"{self.name} returned {rated} for {asked}")
         for steps in scores:
             if not all(map(math.isfinite, steps)):
                 raise VerifierError(
@@ -101,29 +99,34 @@ class Rater:
             )
 
     def price(self, branches: Sequence[Branch], question: str, backend: Backend) -> int:
+        """The most tokens that rating these branches reads, 0 where the verifier does not say."""
         verifier = self.verifier
-        questions = [question] * len(branches)
         if not isinstance(verifier, Priced):
             return 0
-        return self._checked_price("price", lambda: verifier.price(branches, questions, backend))
+        questions = [question] * len(branches)
+        return self._checked("price", lambda: verifier.price(branches, questions, backend))
 
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
     ) -> int:
-        asked = parent, question, backend, tokens, count
-        if not hasattr(self.verifier, "children_price"):
+        """Likewise of so many children, each with so many tokens more than their parent."""
+        own = getattr(self.verifier, "children_price", None)
+        if own is None:
             return count * self.price([parent], question, backend)
-        return self._checked_price("children_price", lambda: children_price(self.verifier, *asked))
+        return self._checked(
+            "children_price", lambda: own(parent, question, backend, tokens, count)
+        )
 
-    def _checked_price(self, method: str, price: Callable[[], int]) -> int:
+    def _checked(self, method: str, price: Callable[[], int]) -> int:
         try:
             tokens = price()
         except (Exception, SystemExit) as error:
-            what = f"{self.name}.{method} raised {error_text(error)}"
-            raise VerifierError(what) from error
+            raise VerifierError(f"{self.name}.{method} raised {error_text(error)}") from error
         if not isinstance(tokens, Integral) or tokens < 0:
-            what = f"{self.name}.{method} returned {tokens!r:.80}"
-            raise VerifierError(f"{what}; give the most tokens, a whole number from 0 on")
+            raise VerifierError(
+                f"{self.name}.{method} returned {tokens!r:.80}; give the most tokens, a whole "
+                "number from 0 on"
+            )
         return int(tokens)
 
     def released(self, branches: Sequence[Branch]) -> None:
@@ -131,8 +134,7 @@ class Rater:
             try:
                 self.verifier.released(branches)
             except (Exception, SystemExit) as error:
-                what = f"{self.name}.released raised {error_text(error)}"
-                raise VerifierError(what) from error
+                raise VerifierError(f"{self.name}.released raised {error_text(error)}") from error
 
 
 def aggregate(step_scores: Sequence[float], how: Aggregation) -> float:
@@ -154,24 +156,21 @@ def try_verifier(
     template: PromptTemplate | None = None,
     max_tokens: int = 8,
 ) -> list[float]:
-    """Rate one short branch of `problem`, so that a verifier that cannot work fails before a long
-    run.
+    """The step scores of one short branch of `problem`, so that a verifier that cannot work fails
+    before a long run.
 
-    Returns the step scores. Raises VerifierError with the reason, InvalidInput where the backend
-    lacks what it needs.
+    Raises VerifierError with the reason, InvalidInput where the backend lacks what it needs.
     """
     check_needs(verifier, engine)
-    question = problem if isinstance(problem, str) else problem.question
-    rater = Rater(verifier)
-    branches = list[Branch]()
+    asked = Problem(problem) if isinstance(problem, str) else problem
+    rater, branches = Rater(verifier), list[Branch]()
+    prompt = (template or PromptTemplate()).tokens(asked.question, engine.tokenizer)
     try:
-        branches.append(
-            engine.root((template or PromptTemplate()).tokens(question, engine.tokenizer))
-        )
-        branches[0].about = {} if isinstance(problem, str) else problem.metadata
+        branches.append(engine.root(prompt))
+        branches[0].about = asked.metadata
         branches += engine.fork(branches[0], 1)
         engine.generate(branches[1:], max_tokens, sampling=Sampling(temperature=0))
-        (scores,) = rater.scores(branches[1:], [question], engine)
+        (scores,) = rater.scores(branches[1:], [asked.question], engine)
     finally:
         engine.release(branches)
         rater.released(branches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Unpack, overload
 
@@ -107,7 +108,7 @@ def solve(
     problems = [as_problem(problem)] if single else as_problems(problem)
     results: dict[int, Result] = {}
     events = _events(engine, config, problems, concurrency, max_rows, strict=single)
-    try:
+    with closing(events):  # lets go of what an exception left
         for index, progress in events:
             if on_step is not None:
                 on_step(progress)
@@ -115,8 +116,6 @@ def solve(
                 results[index] = progress.result
                 if on_result is not None:
                     on_result(progress.result)
-    finally:
-        events.close()  # lets go of what an exception left
     return results[0] if single else [results[i] for i in range(len(problems))]
 
 
@@ -150,18 +149,15 @@ def results_of(
 ) -> Generator[Result, None, None]:
     """`solve_each` for a configuration that is made already."""
     check_concurrency(concurrency, max_rows)
-    return _results(
-        _events(engine, config, as_problems(problems), concurrency, max_rows, strict=False)
-    )
+    events = _events(engine, config, as_problems(problems), concurrency, max_rows, strict=False)
+    return _results(events)
 
 
 def _results(events: Events) -> Generator[Result, None, None]:
-    try:
+    with closing(events):
         for _, progress in events:
             if progress.result is not None:
                 yield progress.result
-    finally:
-        events.close()
 
 
 def stream(
@@ -185,9 +181,8 @@ def stream(
     check_flag("tokens", tokens)
     engine = _one_backend(engine)
     config = _config(search, engine, SolveOptions.of(**options))
-    return _progress(
-        _events(engine, config, [as_problem(problem)], 1, None, strict=True, tokens=tokens)
-    )
+    problems = [as_problem(problem)]
+    return _progress(_events(engine, config, problems, 1, None, strict=True, tokens=tokens))
 
 
 def _config(search: Search, engine: Backend, options: SolveOptions) -> SearchConfig:
@@ -218,12 +213,10 @@ def _events(
     yield from driver.events()
 
 
-def _progress(events: Events) -> Iterator[Progress]:
-    try:
+def _progress(events: Events) -> Generator[Progress, None, None]:
+    with closing(events):
         for _, progress in events:
             yield progress
-    finally:
-        events.close()
 
 
 def _one_backend(engine: Backend | Mapping[str, Backend]) -> Backend:

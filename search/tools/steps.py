@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from search.tools.runs import ToolRun
 from ttc.backend import Backend
 from ttc.errors import ContextExceeded
 from ttc.step import Step
@@ -25,13 +25,38 @@ ENDING_TOKENS = 24
 
 
 @dataclass(eq=False)
+class ToolRun:
+    """One call under way.
+
+    chars: the most characters of its answer that are kept. until: the time at which it is given up.
+    answer: what it came to, once it is `done`. failed: whether that is an error. error: what the
+        tool itself raised, with its line.
+    """
+
+    time_s: float
+    chars: int
+    answer: str = ""
+    failed: bool = False
+    error: str | None = None
+    done: bool = False
+    until: float | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def end(self, answer: str, failed: bool = False, error: str | None = None) -> None:
+        """Say what it came to; nothing changes that any more."""
+        with self.lock:
+            if not self.done:
+                self.answer = encodable(answer[: self.chars])
+                self.failed, self.error, self.done = failed, error, True
+
+
+@dataclass(eq=False)
 class ToolCalls:
     """The calls of tools in the step of one branch.
 
-    calls, runs, texts: those that it waits for, the work on each, and what the branch is told of
-        it.
+    calls, runs, texts: those that it waits for, the work on each, and what the branch is told.
     eos: whether the model's turn ended with them.
-    start, told: the tokens with which the first of them begins, and the answers do.
+    start, told: the places where the first of them begins, and the answers do.
     """
 
     branch: Branch

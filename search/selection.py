@@ -131,11 +131,7 @@ def samples_of(
         candidates, answers, votes, confidences, strict=True
     ):
         sample = Sample(
-            answer,
-            candidate.score,
-            confidences=confidence,
-            gated=candidate.gated,
-            vote=vote,
+            answer, candidate.score, confidences=confidence, gated=candidate.gated, vote=vote
         )
         samples.append(sample)
     return samples

@@ -59,12 +59,5 @@ def test_no_branch_without_an_answer_wins_against_one_that_has_one(search: Searc
     assert decided or type(search).__name__ in ALONE
 
 
-ALONE = {
-    "Greedy",
-    "BudgetForcing",
-    "CertaintyProbe",
-    "MUR",
-    "PhiDecoding",
-    "SelfRefine",
-}
+ALONE = {"Greedy", "BudgetForcing", "CertaintyProbe", "MUR", "PhiDecoding", "SelfRefine"}
 """Searches of one chain, which has nothing to choose from."""

@@ -62,13 +62,7 @@ letters = st.sampled_from(["0123456789,,", "01,", "12345,"])
 
 
 @settings(max_examples=examples(80))
-@given(
-    st.sampled_from(SEARCHES),
-    st.integers(1, 60),
-    st.integers(0, 4),
-    st.booleans(),
-    letters,
-)
+@given(st.sampled_from(SEARCHES), st.integers(1, 60), st.integers(0, 4), st.booleans(), letters)
 def test_no_search_passes_its_tokens(
     search: Search, most: int, cost: int, rated: bool, letters: str
 ) -> None:
@@ -111,9 +105,7 @@ def test_no_search_begins_anything_when_its_time_is_up(
     verifier = {"verifier": Slow(0)} if search.needs_verifier else {}
     with pytest.MonkeyPatch.context() as patch:  # every call and every rating takes a second
         patch.setattr(
-            Spending,
-            "wall_s",
-            property(lambda _: float(len(backend.calls) + len(ratings))),
+            Spending, "wall_s", property(lambda _: float(len(backend.calls) + len(ratings)))
         )
         result = solve(search, problem="a", engine=backend, max_wall_s=most, **verifier)
     assert len(backend.calls) + len(ratings) <= most and not backend.live
@@ -123,12 +115,7 @@ def test_no_search_begins_anything_when_its_time_is_up(
 
 
 @settings(max_examples=examples(60))
-@given(
-    st.sampled_from(SEARCHES),
-    st.integers(1, 60),
-    st.integers(1, 4),
-    st.permutations("abcd"),
-)
+@given(st.sampled_from(SEARCHES), st.integers(1, 60), st.integers(1, 4), st.permutations("abcd"))
 def test_budgeted_results_depend_on_no_company_and_no_order(
     search: Search, most: int, concurrency: int, order: list[str]
 ) -> None:
@@ -139,9 +126,7 @@ def test_budgeted_results_depend_on_no_company_and_no_order(
 
 
 @pytest.mark.parametrize(
-    "search",
-    some_quick(SEARCHES, SEARCHES[::5]),
-    ids=lambda search: type(search).__name__,
+    "search", some_quick(SEARCHES, SEARCHES[::5]), ids=lambda search: type(search).__name__
 )
 def test_budgets_that_are_large_enough_change_nothing(search: Search) -> None:
     budgets = {

@@ -48,9 +48,7 @@ FIRST = [place for place, name in enumerate(NAMES) if name not in NAMES[:place]]
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize(
-    "place",
-    some_quick(range(len(SEARCHES)), FIRST),
-    ids=lambda place: NAMES[place],
+    "place", some_quick(range(len(SEARCHES)), FIRST), ids=lambda place: NAMES[place]
 )
 def test_results_depend_on_no_company_no_order_and_no_policy(place: int) -> None:
     search, policy = SEARCHES[place], POLICIES[place % len(POLICIES)]

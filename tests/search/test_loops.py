@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from search import (
-    BeamSearch,
-    BestOfN,
-    BudgetForcing,
-    Greedy,
-    SelfConsistency,
-    ask_tell,
-    solve,
-)
+from search import BeamSearch, BestOfN, BudgetForcing, Greedy, SelfConsistency, ask_tell, solve
 from tests.helpers.parts import installed
 from tests.helpers.searches import Costly, all_searches
 from tests.helpers.thinking import OPENING, TURNS, Thinking, circling, thinker

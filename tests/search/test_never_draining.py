@@ -321,10 +321,7 @@ def test_what_is_given_is_the_most() -> None:
     assert (
         ProblemAdmission.of(engine, None, None).max_rows,
         ProblemAdmission.of(engine, 4, None).max_rows,
-    ) == (
-        MOST_ROWS,
-        None,
-    )
+    ) == (MOST_ROWS, None)
     backend: Any = FakeBackend()
     assert (
         ProblemAdmission.of(backend, None, None).concurrency,

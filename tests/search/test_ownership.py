@@ -69,12 +69,7 @@ class Trouble:
     budget=st.one_of(st.none(), st.integers(2, 40)),
 )
 def test_nothing_is_left_on_the_engine(
-    search: Search,
-    kind: int,
-    where: str,
-    at: int,
-    error: type[BaseException],
-    budget: int | None,
+    search: Search, kind: int, where: str, at: int, error: type[BaseException], budget: int | None
 ) -> None:
     engine = engine_of(kind)
     verifier = Trouble(at if where == "verifier" else None, error)

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from search import (
-    BeamSearch,
-    BestOfN,
-    DiversePrompts,
-    Greedy,
-    Result,
-    SelfConsistency,
-    solve,
-)
+from search import BeamSearch, BestOfN, DiversePrompts, Greedy, Result, SelfConsistency, solve
 from search.rating import aggregate
 from tests.helpers.backends import FakeBackend
 from tests.helpers.tokenizers import Letters

@@ -11,15 +11,7 @@ from typing import Any
 
 from ttc.text.thinking_marks import overlap
 from ttc.tool_calls import Written
-from ttc.tools.arguments import (
-    KEY,
-    Arguments,
-    Pairs,
-    PythonCalls,
-    Reading,
-    WholeJson,
-    checked,
-)
+from ttc.tools.arguments import KEY, Arguments, Pairs, PythonCalls, Reading, WholeJson, checked
 
 Schema = Mapping[str, Any]
 """A tool as chat templates and OpenAI's API have it: {"type": "function", "function": {...}}."""

@@ -13,15 +13,7 @@ from typing import Any
 
 from ttc.errors import InvalidInput
 from ttc.text.chat import chat_text, common_end, common_start
-from ttc.tools.arguments import (
-    KEY,
-    Arguments,
-    NamedJson,
-    NamedLoose,
-    Pairs,
-    PythonCalls,
-    WholeJson,
-)
+from ttc.tools.arguments import KEY, Arguments, NamedJson, NamedLoose, Pairs, PythonCalls, WholeJson
 from ttc.tools.formats import Llama, Marked, ToolFormat
 
 SAID = "WHAT-IS-SAID"

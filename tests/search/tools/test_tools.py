@@ -196,9 +196,7 @@ def test_other_problems_go_on_while_a_tool_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "search",
-    some_quick(SEARCHES, SEARCHES[::5]),
-    ids=lambda search: type(search).__name__,
+    "search", some_quick(SEARCHES, SEARCHES[::5]), ids=lambda search: type(search).__name__
 )
 def test_every_search_works_with_tools(search: Search) -> None:
     """Its branches call a tool wherever a 7 comes, and no answer is read of what they are told."""

@@ -148,11 +148,7 @@ def test_a_call_that_ends_the_turn_in_an_open_thought_is_one() -> None:
 
         search = Greedy(max_tokens=400)
         result = solve(
-            search,
-            problem="q",
-            engine=Thinking(says, own),
-            tools=[TOOL],
-            extract=lambda text: text,
+            search, problem="q", engine=Thinking(says, own), tools=[TOOL], extract=lambda text: text
         )
         (branch,) = result.branches
         assert result.usage.tool_calls == calls
@@ -276,11 +272,7 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message(
     [
         (HERMES, 'a <tool_call>{"name": "f", "arguments": {"x": 1}}', [("f", {"x": 1}, 2, "")]),
         (HERMES, '<tool_call>{"name": "f"}</tool_call>', [("f", {}, 0, "")]),
-        (
-            HERMES,
-            '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}',
-            [("f", {"x": 1}, 0, "")],
-        ),
+        (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}', [("f", {"x": 1}, 0, "")]),
         (HERMES, "<tool_call>[1]</tool_call>", [("", {}, 0, "JSON object with name")]),
         (HERMES, "<tool_call>{</tool_call>", [("", {}, 0, "cannot be read as JSON")]),
         (HERMES, '<tool_call>{"name": "f", "arguments": 3}', [("f", {}, 0, "a JSON object")]),

@@ -271,10 +271,7 @@ def test_a_template_that_tells_of_tools_and_shows_no_call_is_refused() -> None:
         ("List of tools: [", "<|tool_call_start|>[get_weather(city='Rome')]<|tool_call_end|>"),
         ("<|tool_call|>", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome"}}]'),
         ("<tool_call>", '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}'),
-        (
-            "<|python_tag|>",
-            '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rome"}}',
-        ),
+        ("<|python_tag|>", '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rome"}}'),
     ],
 )
 def test_formats_that_no_template_shows_are_known_by_a_sign(words: str, text: str) -> None:

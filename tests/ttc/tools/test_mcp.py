@@ -140,9 +140,7 @@ def test_a_server_that_falls_silent_in_a_call_is_ended_with_what_it_started(
 
 @pytest.mark.slow
 @needs_mcp
-def test_a_silent_server_does_not_outlive_a_program_that_forgot_to_close_it(
-    tmp_path: Path,
-) -> None:
+def test_a_silent_server_does_not_outlive_a_program_that_forgot_to_close_it(tmp_path: Path) -> None:
     file = tmp_path / "server.py"
     ignores = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     file.write_text(ignores + SERVER.replace("PIDS", str(tmp_path / "pids")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.offloading import KIB
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tiers import some_quick
-from ttc import Branch, Engine, Problem, Resident
-from ttc.backend import Backend
+from ttc import Engine, Problem, Resident
 from ttc.memory import storage
 
 LIMIT = 32_000
@@ -30,9 +28,7 @@ TOKEN = KIB / 8
 class Asks:
     """Rates all branches of a problem at once by a pass of the model over them."""
 
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
         scores = backend.score(branches, [[[3, 4], [5]]] * len(branches)).result()
         return [[sum(first) + sum(second)] for first, second in scores]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,16 +9,13 @@ import pytest
 from search import Search, solve
 from tests.helpers.searches import RandomTree, all_searches
 from ttc.text.answers import extract_answer
-from ttc.tree.branch import Branch
 from verifiers import ArithmeticVerifier, ConfidenceVerifier, SelfVerifier
 
 
 class LikesNoAnswer:
     """Rates what has no answer above what has one."""
 
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-    ) -> list[list[float]]:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
         return [[0.5 if strict(branch.text) else 0.9] for branch in branches]
 
 

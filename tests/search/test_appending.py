@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from search import Append, Case, Expand, Release, Search, SearchSteps, Step, solve
+from search import Append, Case, Expand, Search, SearchSteps, Step, solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.tokenizers import Letters
@@ -22,37 +22,6 @@ class Unrated(Search):
     @property
     def needs_verifier(self) -> bool:
         return False
-
-
-@dataclass(frozen=True)
-class Revision(Unrated):
-    """Two samples from one branch and none from another; then each is told to think again."""
-
-    def run(self, root: Branch, case: Case) -> SearchSteps:
-        first = yield Expand([root], 2, Step(3, end=case.end), self.sampling)
-        going = [b for b in first if not b.finished] or first
-        told = yield Append(going, "Wait")
-        assert [b.parent for b in told] == going and not any(b.finished for b in told)
-        yield Release([*first, root])
-        children = yield Expand(
-            told, [3, *[0] * (len(told) - 1)], Step(2, end=case.end), self.sampling
-        )
-        assert [b.parent for b in children] == [told[0]] * 3
-        order = case.rng.permutation(3)
-        return [children[i] for i in order]
-
-
-def test_text_is_appended_as_given_tokens_on_an_engine() -> None:
-    engine = make_engine(context=160)
-    before = engine.kv_bytes()
-    (result,) = solve(Revision(), problem=["1 + 1"], engine=engine)
-    again = solve(Revision(), problem=["9", "1 + 1"], engine=make_engine(context=160))[1]
-    assert result.error is None and engine.kv_bytes() == before
-    assert [b.path for b in result.branches] == [b.path for b in again.branches]
-    for branch in result.branches:
-        assert "Wait" in branch.text and branch.step_reasons[-1] in ("length", "eos", "context")
-        assert sum(value != value for value in branch.logprobs) == len(engine.encode("Wait"))
-    assert [node.text for node in result.tree].count("Wait") >= 1
 
 
 @dataclass(frozen=True)
@@ -220,9 +189,3 @@ def test_a_text_with_no_room_is_refused_to_its_problem_alone(make: Any) -> None:
         else:
             assert long.error.startswith("ContextExceeded: ")
         assert not getattr(engine, "live", None)
-
-
-def test_a_text_must_leave_room_for_a_token() -> None:
-    engine = make_engine(context=20)
-    with pytest.raises(ContextExceeded, match="leaves no room to generate"):
-        engine.extend([engine.root([1, 2, 3])], [[4] * 17]).result()

@@ -4,6 +4,7 @@ that repeat."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -135,30 +136,9 @@ def test_the_last_step_may_run_to_the_end() -> None:
     """As search-and-learn's last iteration does, without the delimiter that stops all steps before
     it."""
     backend = Scripted(lambda branch: f"{len(branch.path)}," if backend.limit == 3 else "a,b,c,d,0")
-    for search, count in (
-        (
-            BeamSearch(
-                beam_size=2,
-                beam_width=2,
-                step_tokens=3,
-                max_steps=3,
-                delimiter=",",
-                finish_tokens=40,
-            ),
-            2,
-        ),
-        (
-            DVTS(
-                subtrees=2,
-                beam_width=2,
-                step_tokens=3,
-                max_steps=3,
-                delimiter=",",
-                finish_tokens=40,
-            ),
-            4,
-        ),
-    ):
+    steps: Any = {"step_tokens": 3, "max_steps": 3, "delimiter": ",", "finish_tokens": 40}
+    beams, trees = BeamSearch(beam_size=2, beam_width=2, **steps), DVTS(subtrees=2, **steps)
+    for search, count in ((beams, 2), (replace(trees, beam_width=2), 4)):
         result = solve(search, problem="q", engine=backend, verifier=Rated(lambda branch: 0.5))
         assert [branch.text.removesuffix("0") for branch in result.branches] == [
             "1,2,a,b,c,d,"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from search import BestFirst, Result, solve
 from tests.helpers.scripted import Path, Scores, Scripted, continued
-from ttc import Branch
 
 SCORES: dict[Path, float] = {
     (0,): 0.9,
@@ -23,7 +21,7 @@ SCORES: dict[Path, float] = {
 class Priced(Scores):
     """Says that a rating costs a token, and 50 for branches two steps deep."""
 
-    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> int:
+    def price(self, branches: Any, questions: Any, backend: Any) -> int:
         return sum(50 if len(branch.path) == 2 else 1 for branch in branches)
 
 

@@ -25,7 +25,6 @@ from search import (
 from search.selection import ranked, vote
 from tests.helpers.tiers import examples
 from ttc import InvalidInput
-from ttc.backend import Backend
 from ttc.protocols import Verifier
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
@@ -42,17 +41,8 @@ BEAM = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=4)
 class StepLength:
     """Each step scores its number of commas plus a tenth of its length."""
 
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
         return [[step.count(",") + len(step) / 10 for step in branch.steps] for branch in branches]
-
-
-class Constant:
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
-        return [[0.5] for _ in branches]
 
 
 class FailsLater(StepLength):
@@ -61,9 +51,7 @@ class FailsLater(StepLength):
     def __init__(self, how: str):
         self.how = how
 
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
         scores = super().rate(branches, questions, backend)
         bad = [i for i, q in enumerate(questions) if q == "bad" and len(branches[i].step_ends) > 1]
         if bad and self.how == "raise":
@@ -117,9 +105,7 @@ class CannotLetGo(StepLength):
     def __init__(self) -> None:
         self.bad: set[Branch] = set()
 
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
         self.bad |= {
             branch
             for branch, question in zip(branches, questions, strict=True)
@@ -138,7 +124,7 @@ class CannotPrice(StepLength):
     def __init__(self, price: Any) -> None:
         self.given = price
 
-    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+    def price(self, branches: Any, questions: Any, backend: Any) -> int:
         if "bad" not in questions:
             return 1
         if isinstance(self.given, Exception):
@@ -236,9 +222,7 @@ def test_only_what_can_still_go_on_is_live(backend: Any) -> None:
     sizes: list[int] = []
 
     class Watching(StepLength):
-        def rate(
-            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-        ) -> list[list[float]]:
+        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
             sizes.append(len(backend.live))
             return super().rate(branches, questions, backend)
 
@@ -265,29 +249,6 @@ def test_the_call_budget_ends_where_a_shorter_search_does(
 
 
 # ---------------------------------------------------------------- beam search
-
-
-def test_a_search_that_finishes_stops(backend: Any) -> None:
-    search = BeamSearch(beam_size=2, beam_width=3, step_tokens=200, max_steps=50)
-    result = solve(search, engine=backend, verifier=StepLength(), problem="q")
-    assert backend.calls == [6]
-    assert [b.finish_reason for b in result.branches] == ["eos", "eos"]
-    assert [n.status for n in result.tree].count("finished") == 2
-
-
-def test_finished_beams_are_kept_and_compete(backend: Any) -> None:
-    class FinishedFirst:
-        def rate(
-            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-        ) -> list[list[float]]:
-            return [[1.0 if b.finished else 0.0] for b in branches]
-
-    search = BeamSearch(beam_size=2, beam_width=4, step_tokens=2, max_steps=30)
-    result = solve(search, engine=backend, verifier=FinishedFirst(), problem="q")
-    assert all(b.finished and b.score == 1 for b in result.branches)
-    first = min(len(n.path) for n in result.tree if n.status == "finished")
-    assert min(len(b.path) for b in result.branches) == first
-    assert len(backend.calls) < 30
 
 
 @pytest.mark.parametrize(
@@ -354,22 +315,11 @@ def test_scores_that_are_of_no_use_are_refused_before_any_work(
     assert not backend.live
 
 
-def test_ties_keep_the_order_of_creation(backend: Any) -> None:
-    search = BeamSearch(beam_size=2, beam_width=2, step_tokens=1, max_steps=3)
-    result = solve(search, engine=backend, verifier=Constant(), problem="q")
-    paths = [n.path for n in result.tree if n.status in ("kept", "finished")]
-    assert [list(b.path) for b in result.branches] == paths
-    ones = [n.path for n in result.tree if len(n.path) == 1 and n.status != "pruned"]
-    assert ones == [[0], [1]]
-
-
 def test_a_finished_beam_is_kept_in_a_tie_against_a_longer_one(backend: Any) -> None:
     class Grading:
         """A finished branch 1, the others 1 too from the second step on."""
 
-        def rate(
-            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-        ) -> list[list[float]]:
+        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
             return [[float(b.finished or len(b.step_ends) > 1)] for b in branches]
 
     search = BeamSearch(beam_size=6, beam_width=4, step_tokens=2, max_steps=2)

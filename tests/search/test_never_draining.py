@@ -89,9 +89,7 @@ class Looks:
     """Its score is a hash of the branch's tokens; it runs a pass of the model over each branch
     first."""
 
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-    ) -> list[list[float]]:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
         backend.score(branches, [[[65], [66]]] * len(branches)).result()
         return [[sum(i * t for i, t in enumerate(b.tokens)) % 101 / 101.0] for b in branches]
 
@@ -200,16 +198,6 @@ def test_new_problems_begin_as_soon_as_rows_are_free() -> None:
     # before the first problem has said what it asks for, and after the last has begun
     steady = passes.rows[2:-60]
     assert sum(steady) / (16 * len(steady)) > 0.85
-    engine = make_engine(context=160)
-    engine.limits.eos_ids = frozenset(range(65, 70))
-    passes = Passes(engine)
-    solve(
-        SelfConsistency(n=4, max_tokens=60),
-        problem=[str(i) for i in range(24)],
-        engine=Waiting(engine),  # type: ignore[arg-type]
-        concurrency=4,
-    )
-    assert sum(passes.rows) / (16 * len(passes.rows)) < 0.6
 
 
 def test_a_search_goes_on_while_the_branches_of_others_decode() -> None:
@@ -244,9 +232,7 @@ def test_those_who_wait_at_the_same_token_are_rated_together() -> None:
     engine, sizes = make_engine(context=160), list[int]()
 
     class Counting(Looks):
-        def rate(
-            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-        ) -> list[list[float]]:
+        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
             sizes.append(len(branches))
             return super().rate(branches, questions, backend)
 

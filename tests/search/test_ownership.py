@@ -3,7 +3,6 @@ budget is passed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import count
 from typing import Any
@@ -17,7 +16,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
 from tests.helpers.searches import all_searches
 from tests.helpers.tiers import examples
-from ttc import BeamGroups, BlockCache, Branch, Engine
+from ttc import BeamGroups, BlockCache, Engine
 
 SEARCHES = all_searches(
     n=3,
@@ -51,9 +50,7 @@ class Trouble:
         if next(self.calls) == self.at:
             raise self.error("stop")
 
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-    ) -> list[list[float]]:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
         self()
         return [[1 - 1 / (1 + sum(branch.generated))] for branch in branches]
 

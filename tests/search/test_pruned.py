@@ -33,6 +33,7 @@ def leaves(result: Result) -> list[Any]:
     return [node for node in wrote if node.id not in parents and tuple(node.path) not in final]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("search", all_searches(), ids=lambda s: type(s).__name__)
 def test_every_branch_counts_once(search: Search) -> None:
     for seed in range(3):
@@ -46,6 +47,7 @@ def test_every_branch_counts_once(search: Search) -> None:
         assert Result.from_dict(result.to_dict()).pruned == result.pruned
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "search",
     all_searches(thinking_tokens=90, max_tokens=90, step_tokens=90, rollout_tokens=90),

@@ -44,9 +44,7 @@ class Commas:
     def __init__(self) -> None:
         self.forgotten: list[Branch] = []
 
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-    ) -> list[list[float]]:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
         return [[float(branch.text.count(","))] for branch in branches]
 
     def released(self, branches: Sequence[Branch]) -> None:
@@ -57,9 +55,7 @@ def test_a_gated_engine_never_answers_with_what_it_cut_off() -> None:
     class Brevity(Commas):
         """Likes what the gate leaves behind."""
 
-        def rate(
-            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-        ) -> list[list[float]]:
+        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
             assert not any(branch.gated for branch in branches)
             return [[-float(len(branch.generated))] for branch in branches]
 

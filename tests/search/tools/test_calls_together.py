@@ -184,7 +184,7 @@ def seen(result: Result) -> Any:
     return result.answer, branches, said, tree, counts, result.stopped, str(result.error)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4 * len(CALLS)))
 def test_calls_are_those_of_each_problem_alone(seed: int) -> None:
     a = asked(seed)

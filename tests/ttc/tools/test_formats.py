@@ -13,7 +13,7 @@ from tests.helpers.chats import tokenizer
 from tests.helpers.searches import Costly
 from tests.helpers.thinking import Thinking
 from tests.helpers.tools import tool
-from ttc import CalculatorTools, InvalidInput, ToolError
+from ttc import CalculatorTools, ToolError
 from ttc.text.prompt import PromptTemplate
 from ttc.tools.base import Tools
 from ttc.tools.choice import format_of
@@ -213,10 +213,6 @@ def test_a_call_that_never_ends_takes_512_tokens_beyond_the_limit() -> None:
 @pytest.mark.parametrize(
     ("form", "text", "open_"),
     [
-        (HERMES, "I look", False),
-        (HERMES, "I look <tool_call>", True),
-        (HERMES, '<tool_call>{"name": "a"}</tool_call>', True),
-        (HERMES, '<tool_call>{"name": "a"}</tool_call>, or not', False),
         (HERMES, "<tool_call>a</tool_call>, and <tool_call>b", True),
         (Llama(), 'so \\frac{1}{2} {"name"', False),
         (Llama(), '<|python_tag|>{"name"', True),
@@ -357,8 +353,3 @@ def test_wrong_types_are_told_to_the_model() -> None:
     ]:
         with pytest.raises(ToolError, match=words):
             adds.answer(arguments)
-
-
-def test_limits_are_checked() -> None:
-    with pytest.raises(InvalidInput, match="answer_tokens=0"):
-        Tools([TOOL], answer_tokens=0)

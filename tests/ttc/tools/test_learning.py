@@ -111,7 +111,7 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
             assert text[: chat.calls(text)[0].start].strip() == said.strip()
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 @given(
     name=st.sampled_from(sorted(CALLS)),
     city=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=30),

@@ -58,8 +58,9 @@ class Pending:
 class Desk:
     """What is asked, and what was told.
 
-    open: asked and not told yet. told: all that was. unread: told, and not read by the search yet.
-    before: what a checkpoint has: where that is asked for, it is told at once.
+    open: asked and not told yet. told: all that was. unread: told, and not taken over by the
+    search yet.
+    before: what was told before, as a checkpoint has it: where that is asked for, it is told.
     """
 
     open: dict[str, Pending] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Desk:
     before: dict[str, Told] = field(default_factory=dict)
 
     def ask(self, asked: Pending) -> None:
+        """Ask for something; what was told before is told at once."""
         self.open[asked.id] = asked
         if (told := self.before.pop(asked.id, None)) is not None:
             self.tell(asked.id, told)
@@ -78,7 +80,7 @@ class Desk:
         del self.open[name]
 
     def scored(self, branch: Branch) -> tuple[float, ...]:
-        """How a branch was rated, by its generator or by who was asked; () for nothing yet."""
+        """How a branch's generator, or whoever was asked, has rated it; () for nothing yet."""
         for kind in ("score", "text"):
             told = self.told.get(Pending(kind, branch).id)
             if told is not None and told.scores:
@@ -125,7 +127,7 @@ class AskedBackend(Backend):
         return task
 
     def generate(self, *_: Any, **__: Any) -> None:
-        """Refused: a batch alone can wait for a text."""
+        """Refused: a text is asked for between two calls, and a batch alone can wait for it."""
         raise Unsupported(
             "a verifier asks for texts at once, and those of ask_tell come later; give the "
             "verifier a backend of its own, or leave it out and tell the scores"
@@ -152,7 +154,7 @@ class AskedBatch(Batch):
 
     def __init__(self, desk: Desk, encode: Callable[[str], list[int]]):
         self.desk, self.encode = desk, encode
-        self.works: dict[str, tuple[Branch, Step]] = {}
+        self.works: dict[str, tuple[Pending, int]] = {}
 
     def add(
         self,
@@ -168,34 +170,35 @@ class AskedBatch(Batch):
             raise Unsupported(f"Step.statistics=True: {LACKS['statistics']}")
         limits = [step.max_tokens] * len(branches) if limits is None else limits
         for branch, limit in zip(branches, limits, strict=True):
-            part = Step(limit, step.delimiters, step.end)
-            asked = Pending("text", branch, part, sampling)
-            self.works[asked.id] = branch, part
+            asked = Pending("text", branch, Step(limit, step.delimiters, step.end), sampling)
+            self.works[asked.id] = asked, limit
             self.desk.ask(asked)
 
     def step(self) -> list[Branch]:
-        ended = list[Branch]()
-        for name in [name for name in self.works if name in self.desk.unread]:
+        ended = [name for name in self.works if name in self.desk.unread]
+        for name in ended:
             del self.desk.unread[name]
-            branch, step = self.works.pop(name)
-            self._write(branch, step, self.desk.told[name])
-            ended.append(branch)
-        return ended
+        works = [self.works.pop(name) for name in ended]
+        for (asked, limit), name in zip(works, ended, strict=True):
+            self._write(asked, limit, self.desk.told[name])
+        return [asked.branch for asked, _ in works]
 
     def close(self) -> None:
-        self.desk.forget([branch for branch, _ in self.works.values()])
+        self.desk.forget([asked.branch for asked, _ in self.works.values()])
         self.works.clear()
 
     def __len__(self) -> int:
         return len(self.works)
 
-    def _write(self, branch: Branch, step: Step, told: Told) -> None:
+    def _write(self, asked: Pending, limit: int, told: Told) -> None:
+        branch, step = asked.branch, asked.step
+        assert step is not None
         text, reason = cut(told.text, step)
         tokens = self.encode(text)
-        if len(tokens) > step.max_tokens:
-            tokens, reason = tokens[: step.max_tokens], "length"
-        elif reason is None and told.finished is not False:
-            over = told.finished or len(tokens) < step.max_tokens
+        if len(tokens) > limit:
+            tokens, reason = tokens[:limit], "length"
+        elif reason is None and (told.finished is None or told.finished):
+            over = told.finished or len(tokens) < limit
             reason = "eos" if over else "length"
         if reason == "eos":
             tokens.append(WordTokenizer.eos_token_id)
@@ -237,8 +240,14 @@ def cut(text: str, step: Step) -> tuple[str, StepEnd | None]:
     """A text up to the first string that ends its step, and which kind that is; a delimiter among
     the blanks at its beginning does not count."""
     blanks = len(text) - len(text.lstrip())
-    ends = [(string, text.find(string), "end") for string in step.end]
-    ends += [(string, text.find(string, blanks), "delimiter") for string in step.delimiters]
-    places: Any = [(at + len(string), reason) for string, at, reason in ends if at >= 0]
-    length, reason = min(places, default=(len(text), None))
-    return text[:length], reason
+    kinds: list[tuple[StepEnd, Sequence[str], int]] = [
+        ("end", step.end, 0),
+        ("delimiter", step.delimiters, blanks),
+    ]
+    places = [
+        (at + len(string), reason)
+        for reason, strings, start in kinds
+        for string in strings
+        if (at := text.find(string, start)) >= 0
+    ]
+    return (text[: min(places)[0]], min(places)[1]) if places else (text, None)

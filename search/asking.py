@@ -80,8 +80,7 @@ class AskTell:
         self._given: set[str] = set()
         self._stopped = Event()
         self._result: Result | None = None
-        depends_on = {"search": search, "problem": problem, "options": options, "models": models}
-        self._checkpoint = Checkpoint.at(checkpoint, described(depends_on))
+        self._checkpoint = Checkpoint.at(checkpoint, made_by(search, problem, options, models))
         if self._checkpoint is not None:
             self._desk.before = dict(self._checkpoint.told)
         verifier = options.verifier
@@ -207,13 +206,13 @@ class AskTell:
             self._driver.engine.decode(branch.tokens),
             model=branch.model,
         )
-        if (step := asked.step) is None:
+        if asked.step is None:
             return trial
         return replace(
             trial,
-            max_tokens=step.max_tokens,
-            stop=step.delimiters,
-            end=tuple(step.end),
+            max_tokens=asked.step.max_tokens,
+            stop=asked.step.delimiters,
+            end=tuple(asked.step.end),
             sampling=asked.sampling,
             seed=branch.key % SEEDS,
         )
@@ -283,6 +282,18 @@ def told_of(
         raise InvalidInput("the text is empty and not finished; tell some words, or finished=True")
     scores = () if score is None else _scores("score", (score,))
     return Told(str(outcome), scores, finished, tokens)
+
+
+def made_by(
+    search: Search, problem: Problem, options: SolveOptions, models: Sequence[str]
+) -> dict[str, Any]:
+    """All that a search's trials depend on beside what they are told."""
+    return {
+        "search": described(search),
+        "problem": described(problem),
+        "options": described(options),
+        "models": list(models),
+    }
 
 
 def _scores(name: str, given: Any) -> tuple[float, ...]:

@@ -3,6 +3,7 @@ before any work."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -100,9 +101,9 @@ class SolveOptions(Options):
         Raises InvalidInput for a keyword that is none, and for limits beside a whole budget.
         """
         given: dict[str, Any] = dict(keywords)
+        limits = {name: given.pop(name) for name in LIMITS if name in given}
         for name in given:
             check_known(name, OPTION_NAMES, f"{name} is no option")
-        limits = {name: given.pop(name) for name in LIMITS if name in given}
         if limits and "budget" in given:
             raise InvalidInput(
                 f"budget= holds {', '.join(limits)} already; give the limits in one of both ways"
@@ -112,19 +113,23 @@ class SolveOptions(Options):
         return cls(**given)
 
 
-OPTION_NAMES = (*(field.name for field in fields(SolveOptions)), *LIMITS)
-
-
 def check_cancel(cancel: object) -> None:
     """Raise InvalidInput for what does not say whether it is set."""
     fits = cancel is None or callable(getattr(cancel, "is_set", None))
     check_kind("cancel", cancel, fits, "a threading.Event()")
 
 
+OPTION_NAMES = (*(field.name for field in fields(SolveOptions)), *LIMITS)
+
+
 def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
     """Raise InvalidInput for a keyword that a call does not take, with those that it does."""
-    known = (*OPTION_NAMES, *(call.__kwdefaults__ or ()))
+    parameters = inspect.signature(call).parameters.values()
+    of_the_call = [
+        p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
+    ]
     for name in given:
+        known = (*OPTION_NAMES, *of_the_call)
         check_known(name, known, f"{name} is no option of {call.__name__}")
 
 
@@ -174,15 +179,21 @@ def as_strings(name: str, given: Any) -> tuple[str, ...]:
 
 
 def as_problem(given: Any) -> Problem:
-    check_is(
-        "problem", given, str | Problem, "the question as a string, or a Problem(question=...)"
+    if isinstance(given, str):
+        return Problem(given)
+    if isinstance(given, Problem):
+        return given
+    raise InvalidInput(
+        f"problem is of type {type(given).__name__}; give the question as a string, or a "
+        "Problem(question=...)"
     )
-    return given if isinstance(given, Problem) else Problem(given)
 
 
 def as_problems(given: Any) -> list[Problem]:
     """A list of problems; a dictionary would be read as its keys."""
-    listed = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-    right = "a question, a Problem(question=...), or a list of them"
-    check_kind("problem", given, listed, right)
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise InvalidInput(
+            f"problem is of type {type(given).__name__}; give a question, a Problem(question=...), "
+            "or a list of them"
+        )
     return [problem if isinstance(problem, Problem) else Problem(problem) for problem in given]

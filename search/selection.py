@@ -263,6 +263,33 @@ def borda(
     return voted(samples, weights)
 
 
+def soft_best_of_n(samples: Sequence[Sample], temperature: float = 0.1) -> list[float]:
+    """The probability of each sample to be chosen, proportional to exp(score / temperature).
+
+    It is the one rule that draws: near temperature 0 it is `best`, at a high one all samples are
+    alike. A sample without a score is never drawn, one without an answer only where none has one.
+    """
+    if not temperature > 0:
+        raise InvalidInput(
+            f"temperature={temperature} of soft best-of-n must be above 0; near 0 it is best-of-n"
+        )
+    scores: dict[int, float] = {}
+    counted = _whole(samples)
+    answered = [place for place in counted if samples[place].ballot is not None]
+    for place in answered or counted:
+        score = samples[place].score
+        if score is not None:
+            scores[place] = score
+    top = max(scores.values(), default=0.0)
+    weights = [0.0] * len(samples)
+    for place, score in scores.items():
+        weights[place] = math.exp((score - top) / temperature)
+    total = sum(weights)
+    if not total:
+        return weights
+    return [weight / total for weight in weights]
+
+
 def confidence_vote(
     samples: Sequence[Sample], keep: float = 1.0, measure: Measure = "lowest", window: int = 2048
 ) -> int | None:
@@ -337,21 +364,34 @@ def _whole(samples: Sequence[Sample]) -> list[int]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule by its name. needs: the field of `Sample` that it reads. choose: gives the place of
-    one sample."""
+    """A rule by its name. needs: the field of `Sample` that it reads.
+
+    choose: gives the place of one sample, or every sample's probability.
+    """
 
     name: str
     needs: str
-    choose: Callable[[Sequence[Sample]], int | None]
+    choose: Callable[[Sequence[Sample]], int | list[float] | None]
+
+    def chances(self, samples: Sequence[Sample]) -> list[float]:
+        """The probability of each sample to be chosen."""
+        chosen = self.choose(samples)
+        if isinstance(chosen, list):
+            return chosen
+        return [float(place == chosen) for place in range(len(samples))]
 
 
-def all_rules(measure: Measure = "lowest", window: int = 2048) -> list[Rule]:
-    """Every rule. measure, window: of the confidence votes."""
+def all_rules(
+    measure: Measure = "lowest", window: int = 2048, temperature: float = 0.1
+) -> list[Rule]:
+    """Every rule. measure, window: of the confidence votes. temperature: of soft best-of-n."""
     confident = partial(confidence_vote, measure=measure, window=window)
     return [
         Rule("majority", "answer", majority),
         Rule("weighted", "score", weighted_majority),
         Rule("best", "score", best),
+        Rule("soft_best", "score", partial(soft_best_of_n, temperature=temperature)),
+        Rule("borda_score", "score", partial(borda, by="score")),
         Rule("likeliest", "logprob", partial(best, by="logprob")),
         Rule("self_certainty", "self_certainty", partial(best, by="self_certainty")),
         Rule("borda", "self_certainty", borda),

@@ -90,13 +90,14 @@ class SeveralModels(Backend):
         self,
         branches: Sequence[Branch],
         call: Callable[[Backend, list[int]], Task[T]],
-        join: Callable[[list[T]], R],
+        join: Callable[[list[tuple[list[int], T]]], R],
     ) -> Task[R]:
-        """One task of a call of each backend on its own branches. join: its result of theirs, in
-        the order of `_owners`."""
+        """One task of a call of each backend on its own branches. join: its result, of theirs and
+        the places of their branches."""
+        owners = self._owners(branches)
         tasks: list[Task[T]] = []
         try:
-            for backend, places in self._owners(branches):
+            for backend, places in owners:
                 tasks.append(call(backend, places))
         except BaseException:
             for task in tasks:
@@ -106,8 +107,8 @@ class SeveralModels(Backend):
         def passes() -> Passes[R]:
             results = []
             try:
-                for task in tasks:
-                    results.append((yield from task.passes()))
+                for (_, places), task in zip(owners, tasks, strict=True):
+                    results.append((places, (yield from task.passes())))
             finally:
                 for task in tasks:
                     task.close()
@@ -145,10 +146,15 @@ class SeveralModels(Backend):
             before = None if given is None else [given[i] for i in places]
             return backend.score(part, asked, given=before, exit=exit, report=report)
 
-        def in_order(found: list[list[list[list[float]]]]) -> list[list[list[float]]]:
-            places = [place for _, places in self._owners(branches) for place in places]
-            rows = dict(zip(places, (row for rows in found for row in rows), strict=True))
-            return [rows[place] for place in range(len(branches))]
+        def in_order(
+            found: list[tuple[list[int], list[list[list[float]]]]],
+        ) -> list[list[list[float]]]:
+            scores = {
+                place: row
+                for places, rows in found
+                for place, row in zip(places, rows, strict=True)
+            }
+            return [scores[place] for place in range(len(branches))]
 
         return self._each(branches, scored, in_order)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Unpack, overload
 
@@ -108,7 +107,7 @@ def solve(
     problems = [as_problem(problem)] if single else as_problems(problem)
     results: dict[int, Result] = {}
     events = _events(engine, config, problems, concurrency, max_rows, strict=single)
-    with closing(events):  # lets go of what an exception left
+    try:
         for index, progress in events:
             if on_step is not None:
                 on_step(progress)
@@ -116,6 +115,8 @@ def solve(
                 results[index] = progress.result
                 if on_result is not None:
                     on_result(progress.result)
+    finally:
+        events.close()  # lets go of what an exception left
     return results[0] if single else [results[i] for i in range(len(problems))]
 
 
@@ -149,15 +150,18 @@ def results_of(
 ) -> Generator[Result, None, None]:
     """`solve_each` for a configuration that is made already."""
     check_concurrency(concurrency, max_rows)
-    events = _events(engine, config, as_problems(problems), concurrency, max_rows, strict=False)
-    return _results(events)
+    return _results(
+        _events(engine, config, as_problems(problems), concurrency, max_rows, strict=False)
+    )
 
 
 def _results(events: Events) -> Generator[Result, None, None]:
-    with closing(events):
+    try:
         for _, progress in events:
             if progress.result is not None:
                 yield progress.result
+    finally:
+        events.close()
 
 
 def stream(
@@ -181,8 +185,9 @@ def stream(
     check_flag("tokens", tokens)
     engine = _one_backend(engine)
     config = _config(search, engine, SolveOptions.of(**options))
-    problems = [as_problem(problem)]
-    return _progress(_events(engine, config, problems, 1, None, strict=True, tokens=tokens))
+    return _progress(
+        _events(engine, config, [as_problem(problem)], 1, None, strict=True, tokens=tokens)
+    )
 
 
 def _config(search: Search, engine: Backend, options: SolveOptions) -> SearchConfig:
@@ -213,10 +218,12 @@ def _events(
     yield from driver.events()
 
 
-def _progress(events: Events) -> Generator[Progress, None, None]:
-    with closing(events):
+def _progress(events: Events) -> Iterator[Progress]:
+    try:
         for _, progress in events:
             yield progress
+    finally:
+        events.close()
 
 
 def _one_backend(engine: Backend | Mapping[str, Backend]) -> Backend:

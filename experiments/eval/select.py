@@ -118,10 +118,10 @@ def score(
             right = [[problem.correct[i] for i in subset] for subset in chosen]
             shares[ANY].append(sum(map(any, right)) / len(chosen))
             for rule in rules:
-                hits = 0
+                hits = 0.0
                 for subset, marks in zip(chosen, right, strict=True):
-                    place = rule.choose([problem.samples[i] for i in subset])
-                    hits += place is not None and marks[place]
+                    chances = rule.chances([problem.samples[i] for i in subset])
+                    hits += sum(chance for chance, mark in zip(chances, marks, strict=True) if mark)
                 shares[rule.name].append(hits / len(chosen))
         for name, values in shares.items():
             figures = {
@@ -179,7 +179,7 @@ def report(arguments: argparse.Namespace) -> str:
     if arguments.draws < 0:
         raise InvalidInput(f"--draws={arguments.draws} must be 0 (the first n candidates) or more")
     problems = load(arguments.folder)
-    rules, missing = usable(all_rules(), problems)
+    rules, missing = usable(all_rules(temperature=arguments.temperature), problems)
     rows = score(problems, rules, arguments.draws)
     notes = about(arguments.folder, problems, arguments.draws)
     if arguments.format == "json":
@@ -204,6 +204,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         type=int,
         default=0,
         help="random subsets of n candidates; default: 0, the first n",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.1, help="of soft best-of-n, in units of the score"
     )
     parser.add_argument(
         "--format", choices=("text", "markdown", "json"), default="text", help="json has every n"

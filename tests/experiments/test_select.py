@@ -27,7 +27,7 @@ from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import InvalidInput
 from ttc.results import BranchRecord
 
-RULES = {rule.name: rule for rule in all_rules()}
+RULES = {rule.name: rule for rule in all_rules(temperature=0.5)}
 
 
 def candidate(
@@ -74,11 +74,21 @@ def two_problems() -> list[Solved]:
 
 
 def test_each_rule_is_scored_on_the_first_n_by_index_and_failures_count_as_wrong() -> None:
-    rows = score(two_problems(), [RULES[name] for name in ("majority", "weighted", "best")])
+    rows = score(
+        two_problems(), [RULES[name] for name in ("majority", "weighted", "best", "soft_best")]
+    )
     # 7; 7 and 8; 7, 8 and 8; a tie, that 7 began
     assert accuracies(rows, "majority") == [0.5, 0.5, 0, 0.5]
     assert accuracies(rows, "weighted") == [0.5, 0.5, 0.5, 0.5]  # 0.9 against 0.4, 0.7; then 1.1
     assert accuracies(rows, "best") == accuracies(rows, ANY) == [0.5] * 4
+    weights = [math.exp(s / 0.5) for *_, s in FOUR]
+    expected = [
+        sum(w for w, (_, c, _) in zip(weights[:n], FOUR[:n], strict=True) if c)
+        / sum(weights[:n])
+        / 2
+        for n in range(1, 5)
+    ]
+    assert accuracies(rows, "soft_best") == pytest.approx(expected)
     assert [row["tokens"] for row in rows if row["rule"] == ANY] == [5, 10, 15, 20]
     assert rows[0]["accuracy_95"] == list(wilson(1, 2))
 
@@ -90,8 +100,8 @@ def test_random_subsets_come_near_the_mean_over_all_of_them() -> None:
     for n, found in enumerate(accuracies(rows, "majority"), 1):
         right = []
         for chosen in combinations(range(4), n):
-            place = RULES["majority"].choose([first.samples[i] for i in chosen])
-            right.append(place is not None and first.correct[chosen[place]])
+            chances = RULES["majority"].chances([first.samples[i] for i in chosen])
+            right.append(sum(p for p, i in zip(chances, chosen, strict=True) if first.correct[i]))
         assert found == pytest.approx(sum(right) / len(right) / 2, abs=0.02)
 
 
@@ -118,7 +128,10 @@ def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> Non
     assert text.splitlines()[0].split() == head.split()
     (majority,) = [line.split() for line in text.splitlines() if line.startswith("majority")]
     assert majority == ["majority", *["66.7"] * 5, "20.8", "to", "93.9"]
-    assert "weighted, best: no candidate has a score; run a search that asks a verifier" in said
+    assert (
+        "weighted, best, soft_best, borda_score: no candidate has a score; run a search that asks "
+        "a verifier" in said
+    )
     assert "log-probabilities were kept" in said and "run with search.statistics=true" in said
 
 
@@ -131,7 +144,7 @@ def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
     )
     words = [folder, "--format"]
     found = json.loads(report(parsed([*words, "json"])))
-    rules = ("majority", "weighted", "best", ANY)
+    rules = ("majority", "weighted", "best", "soft_best", "borda_score", ANY)
     assert [(row["rule"], row["n"], row["accuracy"]) for row in found["rows"]] == [
         (rule, n, pytest.approx(1.0)) for n in (1, 2, 3) for rule in rules
     ]
@@ -147,6 +160,11 @@ def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
         ([], [], r"no record in .* has a candidate"),
         ([record("a", error="x")], [], "no record in"),
         ([record("a", candidate("7"))], ["--draws", "-1"], "--draws=-1 must be 0"),
+        (
+            [record("a", candidate("7", score=1.0))],
+            ["--temperature", "0"],
+            "temperature=0.0 of soft best-of-n",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_named(

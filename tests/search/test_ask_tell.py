@@ -218,7 +218,7 @@ BAD: list[tuple[Callable[[AskTell, Trial], object], str]] = [
     (lambda a, t: (a.tell(t, "x"), a.tell(t, "y")), "was told .*'x'.* before"),
     (lambda a, t: a.tell(Trial("text 9", "text", "", "", (), ""), "x"), "of another search"),
     (lambda a, t: ask_tell(BestOfN(), problem=" "), "empty"),
-    (lambda a, t: ask_tell(BestOfN(), problem=["q"]), "problem=.* is of type list"),  # type: ignore[arg-type]
+    (lambda a, t: ask_tell(BestOfN(), problem=["q"]), "problem is of type list"),  # type: ignore[arg-type]
     (lambda a, t: ask_tell(BestOfN(), problem="q", max_wall_s=3), "no max_wall_s"),
     (lambda a, t: ask_tell(BestOfN(), problem="q", engine=1), "engine is no option of ask_tell"),  # type: ignore[call-arg]
     (lambda a, t: ask_tell(DeepConf(), problem="q"), "DeepConf needs .*texts alone"),

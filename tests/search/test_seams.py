@@ -176,7 +176,7 @@ def test_searches_in_threads_share_an_engine() -> None:
     [
         ({"verifier": Commas}, "verifier=Commas is a class"),
         ({"verifier": 3}, "verifier=3 is of type int"),
-        ({"problem": {"question": "q"}}, "problem=.* is of type dict"),
+        ({"problem": {"question": "q"}}, "problem is of type dict"),
         ({"engine": "smollm2"}, "engine='smollm2' is of type str"),
         ({"search": "beam"}, "search='beam' is of type str"),
         ({"search": BestOfN}, "search=BestOfN is a class"),

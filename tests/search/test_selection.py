@@ -23,6 +23,7 @@ from search.selection import (
     confidence_vote,
     majority,
     score_weights,
+    soft_best_of_n,
     trace_confidence,
     vote,
     voted,
@@ -110,6 +111,7 @@ def test_a_higher_score_never_weighs_less(scores: list[float]) -> None:
 def test_one_with_an_answer_comes_before_one_without_whatever_their_scores() -> None:
     mixed = samples([None, "8", "7"], score=[0.5, 0.5, 0.5])
     assert best(mixed) == 1 and best(samples([" ", "8"], score=[0.6, 0.5])) == 1
+    assert soft_best_of_n(samples([" ", "8"], score=[9.0, 0.5])) == [0, 1]
     assert best(samples([" ", None], score=[0.5, 0.6])) == 1
     assert best(samples([None, "8"], logprob=[-1.0, -1.0]), "logprob") == 1
     ranks = samples([None, "8", "7", "7"], self_certainty=[2.0, 2.0, 1.0, 0.5])
@@ -121,6 +123,7 @@ def test_what_a_gate_cut_off_has_no_say_beside_what_is_whole() -> None:
         ["7", "7", "8"], score=[9.0, 9.0, 1.0], self_certainty=[3.0] * 3, gated=[True, True, False]
     )
     assert [rule(cut) for rule in (majority, weighted_majority, best, borda)] == [2] * 4
+    assert soft_best_of_n(cut) == [0, 0, 1]
     everything = samples(["7", "7", "8"], gated=[True] * 3)
     assert majority(everything) == 0
 
@@ -134,6 +137,19 @@ def test_borda_votes_weigh_by_rank() -> None:
     assert borda(found, power=0) == majority(found) == 0
     # rank 1 has no answer: 1 against 2
     assert borda(samples([None, "7", "8"], self_certainty=[9.0, 1.0, 2.0])) == 2
+
+
+def test_soft_best_of_n_draws_in_proportion_to_the_exponential_of_the_score() -> None:
+    chances = soft_best_of_n(samples(["7", "8", "9"], score=[0.1, 0.3, None]), temperature=0.2)
+    assert chances == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e), 0])
+    # nothing overflows
+    assert soft_best_of_n(samples(["7", "8"], score=[5.0, 5000.0]), temperature=1e-3) == [0, 1]
+    assert soft_best_of_n(samples(["7", "8"], score=[1.0, 2.0]), temperature=1e9) == pytest.approx(
+        [0.5, 0.5]
+    )
+    assert soft_best_of_n(samples(["7"])) == [0] and soft_best_of_n([]) == []
+    with pytest.raises(InvalidInput, match="temperature=0 of soft best-of-n must be above 0"):
+        soft_best_of_n(samples(["7"], score=[1.0]), temperature=0)
 
 
 VALUES = [5.0, 4.0, 1.0, 2.0, 6.0, 9.0]
@@ -213,7 +229,7 @@ def test_the_top_tenth_and_the_top_nine_tenths_are_quantiles() -> None:
     assert confidence_vote(lowest_out, keep=1.0) == 1 and confidence_vote(lowest_out, keep=0.1) == 0
 
 
-def test_each_rule_reads_its_own_figure() -> None:
+def test_a_rule_that_does_not_draw_is_sure() -> None:
     found = samples(
         ["7", "8", "8"],
         score=[0.9, 0.1, 0.2],
@@ -221,10 +237,13 @@ def test_each_rule_reads_its_own_figure() -> None:
         self_certainty=[3, 2, 1],
         confidences=[[1.0], [2.0], [3.0]],
     )
-    assert {rule.name: rule.choose(found) for rule in all_rules()} == {
+    chosen = {rule.name: rule.chances(found) for rule in all_rules(temperature=1e-6)}
+    assert {name: row.index(max(row)) for name, row in chosen.items()} == {
         "majority": 2,
         "weighted": 0,
         "best": 0,
+        "soft_best": 0,
+        "borda_score": 2,
         "likeliest": 2,
         "self_certainty": 0,
         "borda": 2,
@@ -232,7 +251,8 @@ def test_each_rule_reads_its_own_figure() -> None:
         "confidence_top90": 2,
         "confidence_top10": 2,
     }
-    assert all(rule.choose([]) is None for rule in all_rules())
+    assert all(sum(row) == pytest.approx(1) for row in chosen.values())
+    assert {rule.name: sum(rule.chances([])) for rule in all_rules()} == dict.fromkeys(chosen, 0)
 
 
 def test_a_sample_is_read_from_a_record() -> None:

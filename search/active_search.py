@@ -8,19 +8,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from search.base import Case, Request, Search, SearchSteps, check_request
-from search.budget import Spending
+from search.budget import Budget, Spending
 from search.config import SearchConfig
 from search.recorded_tree import RecordedTree, pruned
-from search.selection import best_first, by_path, with_answer
+from search.selection import answer_of, best_first, by_path, with_answer
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator
-from ttc.protocols import Append, Expand, Handoff, Rate, Release, Vary
+from ttc.protocols import Append, Expand, Handoff, Rate
 from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
+from ttc.sampling import Sampling
+from ttc.step import Step, Thinking
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage
 
-USES = {Append: "appended to", Handoff: "handed on", Rate: "rated", Expand: "expanded"}
+USES: dict[type, str] = {
+    Append: "appended to",
+    Handoff: "handed on",
+    Rate: "rated",
+    Expand: "expanded",
+}
 """What a search has done with the branches of a request, in the words of a message."""
 
 
@@ -42,22 +49,30 @@ class ActiveSearch:
     """One problem and its search under way. A driver answers `request` until `done`, and then asks
     for the `result`.
 
+    The problem:
+    root: the branch that holds its prompt.
     contained: whether an error of its search is this problem's failure, and not raised.
-    live: the branches that hold keys and values. tree, chats: the record and the conversation of
-        each branch that ever was.
-    candidates: what the search returned. unpaid: rated branches that were to be continued and for
-        which the budget paid no child; they stay candidates, though their search lets go of them.
 
-    request: what the search has asked for last. answered: how many requests were answered.
-    waiting: of an `Expand`, the parents whose children are still to be made. children, growing:
-        those so far, and those whose step is under way.
+    Its branches:
+    live: those that hold keys and values.
+    tree, chats: the record and the conversation of each branch that ever was.
+    candidates: what the search returned.
+    unpaid: rated branches that were to be continued and for which the budget paid no child. They
+        stay among the candidates, though their search lets go of them.
+
+    The request under way:
+    waiting: of an `Expand`, the parents whose children are still to be made.
+    children, growing: those so far, and those whose step is under way.
     tool_runs: the calls of tools, by what is called; equal ones are made once.
+    answered: how many requests were answered.
     told_tokens: the generated tokens that `writing` has told of.
 
-    begun: whether the search has been asked for its first request. over: whether it was broken off,
-        so that no answer reaches it any more.
+    Its end:
+    begun: whether the search has been asked for its first request.
+    over: whether it was broken off, so that no answer reaches it any more.
     error, stopped: why it has failed; what has ended it early.
     budget_raised: whether BudgetExceeded was raised in the search, which happens once.
+    closing, others: the branch that the reserve is spent on, and the other candidates.
     """
 
     problem: Problem
@@ -73,22 +88,23 @@ class ActiveSearch:
     candidates: list[Branch] | None = None
     unpaid: list[Branch] = field(default_factory=list)
     request: Request | None = None
-    answered: int = 0
     waiting: list[Branch] = field(default_factory=list)
     children: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
     spending: Spending = field(init=False)
     tool_runs: dict[str, Any] = field(default_factory=dict)
+    answered: int = 0
     told_tokens: int = 0
     begun: bool = False
     over: bool = False
     error: str | None = None
     stopped: Stopped | None = None
     budget_raised: bool = False
+    closing: Branch | None = None
+    others: list[Branch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        budget = self.config.options.budget
-        self.spending = Spending(budget, {self.root.model: self.root.usage})
+        self.spending = Spending(self.config.budget, {self.root.model: self.root.usage})
 
     @property
     def usage(self) -> Usage:
@@ -97,6 +113,10 @@ class ActiveSearch:
     @property
     def done(self) -> bool:
         return self.begun and self.request is None
+
+    @property
+    def budget(self) -> Budget:
+        return self.config.budget
 
     # ------------------------------------------------------------ requests
 
@@ -115,29 +135,31 @@ class ActiveSearch:
         return self.index, progress
 
     def _take(self, go_on: Callable[[], Request]) -> None:
-        """Let the search go on to its next request, or to its end."""
         try:
-            try:
-                self.request = go_on()
-            except StopIteration as stop:
-                self.request = None
-                with self._placed():
-                    check_branches(stop.value, "what the search returned")
-                self.candidates = list(stop.value)
-                return
-            except BudgetExceeded:  # raised in the search by `run_out`, and not caught there
-                if not self.budget_raised:
-                    raise
-                self.request = None
-                return
-            with self._placed():
-                self._check(self.request)
-            if isinstance(self.request, Expand):
-                self._begin(self.request)
+            self._go_on(go_on)
         except (Exception, SystemExit) as error:
             if not self.contained:
                 raise
             self.fail(error)
+
+    def _go_on(self, go_on: Callable[[], Request]) -> None:
+        try:
+            self.request = go_on()
+        except StopIteration as stop:
+            self.request = None
+            with self._placed():
+                check_branches(stop.value, "what the search returned")
+            self.candidates = list(stop.value)
+            return
+        except BudgetExceeded:  # raised in the search by `run_out`, and not caught there
+            if not self.budget_raised:
+                raise
+            self.request = None
+            return
+        with self._placed():
+            self._check(self.request)
+        if isinstance(self.request, Expand):
+            self._begin(self.request)
 
     @contextmanager
     def _placed(self) -> Iterator[None]:
@@ -147,45 +169,35 @@ class ActiveSearch:
         except InvalidInput as error:
             raise InvalidInput(f"{error}{at(origin_of_generator(self.steps))}") from error
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Any) -> None:
         """Raise InvalidInput for what a search may not ask for."""
         check_request(request)
-        if isinstance(request, Vary | Release):
-            return
-        used = USES[type(request)]
-        for branch in request.branches:
-            if branch not in self.live:
-                raise InvalidInput(
-                    f"the search {used} {branch!r} after it had released it; release it later"
-                )
-            if isinstance(request, Expand) and branch.finished:
-                raise InvalidInput(
-                    f"the search expanded {branch!r}, which is finished; leave finished branches "
-                    "out, or Append to them"
-                )
+        if isinstance(request, Append | Handoff | Rate | Expand):
+            self._check_live(request)
+        if isinstance(request, Expand) and (ended := [b for b in request.branches if b.finished]):
+            raise InvalidInput(
+                f"the search expanded {ended[0]!r}, which is finished; leave finished branches "
+                "out, or Append to them"
+            )
 
     def _begin(self, request: Expand) -> None:
         self.waiting, self.children = request.parents(), []
         if not self.waiting:
             return
-        if (limit := self.spending.spent_up) is not None:
-            self.run_out(limit)
+        if self.spending.tool_calls_left == 0:
+            self.run_out("max_tool_calls")
+        elif self.spending.expansions_left == 0:
+            self.run_out("max_calls")
         else:
             self.spending.expansions += 1
 
-    def refuse(self, error: InvalidInput) -> None:
-        """Raise an error in the search, which may go on without its request; else it has failed."""
-        try:
-            self._take(lambda: self.steps.throw(error))
-        except InvalidInput as same:
-            if same is not error:
-                raise
-            self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
-        self.steps.close()
-        self.request = None
-        self.error = error_text(error)
+    def _check_live(self, request: Append | Handoff | Rate | Expand) -> None:
+        for branch in request.branches:
+            if branch not in self.live:
+                used = USES.get(type(request), "used")
+                raise InvalidInput(
+                    f"the search {used} {branch!r} after it had released it; release it later"
+                )
 
     # ------------------------------------------------------------ budget
 
@@ -204,7 +216,8 @@ class ActiveSearch:
             return step.max_tokens
         from search.thinking import most_tokens
 
-        calls, parents = self.config.tools is not None, dict.fromkeys(self.waiting)
+        calls = self.config.tools is not None
+        parents = dict.fromkeys(self.waiting)
         return max(most_tokens(parent, step, thoughts, calls) for parent in parents)
 
     @property
@@ -215,6 +228,13 @@ class ActiveSearch:
             return "cancelled"
         limit_s = options.budget.max_wall_s
         return "max_wall_s" if limit_s is not None and self.spending.wall_s >= limit_s else None
+
+    @property
+    def can_be_overdue(self) -> bool:
+        options = self.config.options
+        return options.cancel is not None or options.budget.max_wall_s is not None
+
+    # ------------------------------------------------------------ ends
 
     def cut_short(self) -> None:
         """The budget paid for a part of an `Expand`: the search goes on with fewer children."""
@@ -232,20 +252,14 @@ class ActiveSearch:
             self.request = None
             return
         self.budget_raised = True
-        for branch in self.live:  # an unrated one counts as the nearest rated one above it
-            above: Branch | None = branch
-            while above is not None and above.score is None:
-                above = above.parent
-            if above is not None:
-                branch.score = above.score
-        limits = self.config.options.budget.limits.items()
-        spent = ", ".join(f"{name}={value}" for name, value in limits)
-        said = f"the budget of this problem is spent: {spent}"
-        if why == "cancelled":
-            said = "this problem was cancelled"
-        self._take(lambda: self.steps.throw(BudgetExceeded(said)))
-
-    # ------------------------------------------------------------ ends
+        self._stand_for_parents()
+        limits = ", ".join(f"{name}={value}" for name, value in self.budget.limits.items())
+        spent = (
+            "this problem was cancelled"
+            if why == "cancelled"
+            else f"the budget of this problem is spent: {limits}"
+        )
+        self._take(lambda: self.steps.throw(BudgetExceeded(spent)))
 
     def break_off(self, why: Stopped) -> list[Branch]:
         """End the search between two tokens, with what it returns now, else with its live branches
@@ -254,17 +268,23 @@ class ActiveSearch:
         A branch that was decoding keeps what it has; its last step is "interrupted". Returns the
         branches that had written nothing of their own yet, which are let go of.
         """
-        growing, self.growing, self.waiting = self.growing, [], []
+        growing = self.growing
+        self.growing = []
+        self.waiting = []
         for child in growing:
             if child.parent is not None and len(child.tokens) > len(child.parent.tokens):
                 child.end_step("interrupted")
-                self._note_step(child)
+                child.leave_out(self.config.stops)
+                self.tree.wrote(child, child.steps[-1])
         bare = [
             branch
             for branch in self.live
             if branch.parent in self.live and len(branch.tokens) == len(branch.parent.tokens)
         ]
         retired = self.retire(bare)
+        if self.closing is not None:
+            self.candidates = [child for child in growing if child in self.live] or self.candidates
+            self.budget_raised = True
         if self.begun:
             self.run_out(why)
         self.stopped = why
@@ -276,11 +296,60 @@ class ActiveSearch:
         self.request = None
         self.steps.close()
 
+    def _stand_for_parents(self) -> None:
+        """An unrated branch counts as the nearest rated one above it, which was let go of for
+        it."""
+        for branch in self.live:
+            above: Branch | None = branch
+            while above is not None and above.score is None:
+                above = above.parent
+            if above is not None:
+                branch.score = above.score
+
+    def refuse(self, error: InvalidInput) -> None:
+        """Raise an error in the search, which may go on without its request; else it has failed."""
+        try:
+            self._take(lambda: self.steps.throw(error))
+        except InvalidInput as same:
+            if same is not error:
+                raise
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        self.steps.close()
+        self.request = None
+        if self.closing is None:  # else the answer so far stands
+            self.error = error_text(error)
+
+    def close(self) -> None:
+        """Spend the reserve on the best branch, where a budget ended the search before it was
+        finished."""
+        ended = self.stopped in (None, "max_wall_s", "cancelled") or self.error is not None
+        if ended or not self.budget.reserve or self.closing is not None:
+            return
+        candidates, search = self.choices(), self.config.search
+        best = search.choose(candidates, self.case.extract)[0] or self.root
+        if best.finished or best not in self.live:
+            return
+        self.closing, self.others = best, [branch for branch in candidates if branch is not best]
+        self.candidates = [] if best is self.root else [best]  # until there is more
+        self.spending.reserve_opened = True
+        room = self.spending.least_left(default=self.budget.reserve)
+        if room > 0:
+            at_once = None if self.case.thinking is None else Thinking(0)
+            step = Step(room, end=self.case.end, thinking=at_once)
+            self.steps = _last_words(best, self.budget.final_text, step, search.sampling)
+            self.advance(None)
+
     def result(self, tokenizer: Any) -> Result:
-        candidates, extract = self.choices(), self.case.extract
+        candidates = self.choices()
         self.tree.end(dict.fromkeys([*self.live, *candidates]), candidates)
-        best, answer = self.config.search.choose(candidates, extract)
-        order = best_first(candidates, extract)
+        best, answer = self.config.search.choose(candidates, self.case.extract)
+        order = best_first(candidates, self.case.extract)
+        if self.closing is not None and self.candidates:
+            (best,) = self.candidates
+            answer = answer_of(best, self.case.extract)
+            order = [best, *(branch for branch in order if branch is not best)]
         records = {branch: BranchRecord.of(branch) for branch in order}
         by_model = {model: replace(meter) for model, meter in self.spending.meters.items()}
         first_turn = {branch: not chat.said for branch, chat in self.chats.items()}
@@ -297,24 +366,29 @@ class ActiveSearch:
             self.stopped,
             by_model if len(by_model) > 1 else {},
             self.config.template.text(self.problem.question, tokenizer),
-            pruned(first_turn, order, extract, own_marks),
+            pruned(first_turn, order, self.case.extract, own_marks),
         )
 
     def choices(self) -> list[Branch]:
         """The candidates in the order of their paths: what the search returned, and what a budget
         left unpaid. Of a search that was cut short, the live branches that nothing continues. Where
         none has an answer, the best finished branch that it has rated and let go of, too."""
-        extract = self.case.extract
-        if self.candidates is not None:
-            chosen = list(dict.fromkeys([*self.candidates, *self.unpaid]))
-        else:
-            written = [b for b in self.live if b is not self.root and b.generated]
-            parents = {branch.parent for branch in self.live}
-            chosen = [branch for branch in written if branch.finished or branch not in parents]
-        if not with_answer(chosen, extract):
+        chosen = self._left()
+        if not with_answer(chosen, self.case.extract):
             ended = [b for b in self.chats if b.finished and b.score is not None]
-            chosen += best_first(with_answer(by_path(ended), extract), extract)[:1]
+            chosen += best_first(with_answer(by_path(ended), self.case.extract), self.case.extract)[
+                :1
+            ]
         return by_path(chosen)
+
+    def _left(self) -> list[Branch]:
+        if self.closing is not None:
+            return [*(self.candidates or []), *self.others]
+        if self.candidates is not None:
+            return list(dict.fromkeys([*self.candidates, *self.unpaid]))
+        written = [branch for branch in self.live if branch is not self.root and branch.generated]
+        parents = {branch.parent for branch in self.live}
+        return [branch for branch in written if branch.finished or branch not in parents]
 
     # ------------------------------------------------------------ branches
 
@@ -353,14 +427,11 @@ class ActiveSearch:
         for child in children:
             if child.step_reasons[-1] == "looped":
                 child.finish_reason = "looped"
-            self._note_step(child)
+            child.leave_out(self.config.stops)
+            self.tree.wrote(child, child.steps[-1])
         del self.waiting[: len(children)]
         self.children += children
         return children
-
-    def _note_step(self, child: Branch) -> None:
-        child.leave_out(self.config.stops)
-        self.tree.wrote(child, child.steps[-1])
 
     def count_thinking(self, child: Branch) -> None:
         """Count what a child has thought in a step that was decoded at once."""
@@ -384,6 +455,16 @@ class ActiveSearch:
     ) -> Progress:
         nodes = self.tree.copies(branches)
         return Progress(self.problem, self.answered, did, nodes, replace(self.usage), result)
+
+
+def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> SearchSteps:
+    """Ask for the answer, if `text` does, and write the branch to its end."""
+    last = branch
+    if text:
+        (last,) = yield Append([branch], text, ends_thinking=True)
+    (last,) = yield Expand([last], 1, step, sampling)
+    last.score = branch.score  # it was rated before its last words
+    return [last]
 
 
 def steps_of(search: Search, root: Branch, case: Case) -> SearchSteps:

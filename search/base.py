@@ -18,6 +18,7 @@ from ttc.checks import (
     Options,
     PositiveInt,
     Share,
+    check_flag,
     check_is,
     check_kind,
     check_option,
@@ -241,6 +242,7 @@ def _check_expand(request: Expand) -> None:
     step, sampling = request.step, request.sampling
     check_is("Expand.step", step, Step, "a Step, as Step(64)")
     check_whole("Step.max_tokens", step.max_tokens, 1)
+    check_flag("Step.statistics", step.statistics)
     fits = step.delimiter is None or isinstance(step.delimiter, str | tuple | list)
     check_kind("Step.delimiter", step.delimiter, fits, "a string, several, or None")
     check_is("Step.thinking", step.thinking, Thinking | None, "a ttc.step.Thinking(tokens)")

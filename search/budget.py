@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ttc.checks import Options, PositiveFloat, PositiveInt
+from ttc.checks import NonNegativeInt, Options, PositiveFloat, PositiveInt
+from ttc.errors import InvalidInput
 from ttc.usage import Usage
 
 if TYPE_CHECKING:
     from ttc.results import Stopped
+
+LIMITS = ("max_tokens", "max_generated_tokens", "max_calls", "max_tool_calls", "max_wall_s")
+"""The fields of a budget that each end a search by themselves."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,9 @@ class Budget(Options):
     max_wall_s: seconds since the problem began, its prompt included, checked between any two passes
         of the model. It is the only limit with which results depend on the machine, and on what
         else is solved.
+    reserve: so many of the last tokens, and the last call, are kept to finish the best branch so
+        far, where a budget ended the search before that branch was finished; no time is.
+    final_text: put after it first, to ask for the answer.
     """
 
     max_tokens: PositiveInt | None = None
@@ -40,13 +47,35 @@ class Budget(Options):
     max_calls: PositiveInt | None = None
     max_tool_calls: PositiveInt | None = None
     max_wall_s: PositiveFloat | None = None
+    reserve: NonNegativeInt = 0
+    final_text: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reserve and not any((self.max_tokens, self.max_generated_tokens, self.max_calls)):
+            raise InvalidInput(
+                f"reserve={self.reserve} is a part of a budget; give max_tokens or max_calls too"
+            )
+        for name in ("max_tokens", "max_generated_tokens"):
+            if (value := getattr(self, name)) is not None and self.reserve >= value:
+                raise InvalidInput(
+                    f"reserve={self.reserve} leaves nothing of {name}={value} to search with; give "
+                    "less"
+                )
+        if self.final_text and not self.reserve:
+            raise InvalidInput(
+                "final_text asks for an answer with the reserve; give reserve=N tokens too"
+            )
 
     @property
     def limits(self) -> dict[str, int | float]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name in LIMITS and value is not None
+        }
 
 
-LIMITS = tuple(option.name for option in fields(Budget))
 UNLIMITED = Budget()
 
 
@@ -57,6 +86,7 @@ class Spending:
     meters: what the branches of each model have cost, by the model's name.
     started: the time at which the search began, by `time.perf_counter`.
     expansions: how many `Expand`s the budget has paid for.
+    reserve_opened: whether the reserve may be spent; until then it is not the search's.
     scarcest: which limit leaves the fewest tokens, as `affordable` has seen it.
     """
 
@@ -64,6 +94,7 @@ class Spending:
     meters: dict[str, Usage]
     started: float = field(default_factory=time.perf_counter)
     expansions: int = 0
+    reserve_opened: bool = False
     scarcest: Stopped = "max_tokens"
 
     @property
@@ -84,20 +115,39 @@ class Spending:
         return time.perf_counter() - self.started
 
     @property
-    def spent_up(self) -> Stopped | None:
-        """The limit that forbids another `Expand`, of those that count something else than
-        tokens."""
-        limits = self.budget
-        if limits.max_tool_calls is not None and self.usage.tool_calls >= limits.max_tool_calls:
-            return "max_tool_calls"
-        if limits.max_calls is not None and self.expansions >= limits.max_calls:
-            return "max_calls"
-        return None
+    def expansions_left(self) -> int | None:
+        """How many more `Expand`s the budget pays for, None for any; the reserve keeps one."""
+        limit = self.budget.max_calls
+        if limit is None:
+            return None
+        kept = int(self.budget.reserve > 0 and not self.reserve_opened)
+        return max(0, limit - kept - self.expansions)
+
+    @property
+    def tool_calls_left(self) -> int | None:
+        """How many more tool calls it pays for, None for any; the last words may have more."""
+        limit = self.budget.max_tool_calls
+        if limit is None or self.reserve_opened:
+            return None
+        return max(0, limit - self.usage.tool_calls)
 
     @property
     def tokens_left(self) -> int | None:
-        limit = self.budget.max_tokens
-        return None if limit is None else limit - self.usage.budgeted_tokens
+        return self._left(self.budget.max_tokens, self.usage.budgeted_tokens)
+
+    @property
+    def generated_left(self) -> int | None:
+        return self._left(self.budget.max_generated_tokens, self.usage.generated_tokens)
+
+    def _left(self, limit: int | None, spent: int) -> int | None:
+        if limit is None:
+            return None
+        kept = 0 if self.reserve_opened else self.budget.reserve
+        return limit - spent - kept
+
+    def least_left(self, default: int) -> int:
+        lefts = (self.tokens_left, self.generated_left)
+        return min((left for left in lefts if left is not None), default=default)
 
     def affordable(
         self, waiting: int, step: int, price: Callable[[int], int], unrated: int
@@ -116,9 +166,9 @@ class Spending:
             whole = bisect_right(
                 range(1, waiting + 1), left, key=lambda count: count * step + price(unrated + count)
             )
-        if (most := self.budget.max_generated_tokens) is not None:
-            rooms["max_generated_tokens"] = left = most - self.usage.generated_tokens
+        if (left := self.generated_left) is not None:
             whole = min(whole, left // step)
+            rooms["max_generated_tokens"] = left
         if rooms:
             self.scarcest = min(rooms, key=lambda name: rooms[name])
         room = min([step, *rooms.values()])

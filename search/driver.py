@@ -135,7 +135,7 @@ class Driver:
     def postprocess(self) -> Events:
         """What the last pass has brought about: searches that end, and answers of tools."""
         for active in self.active.values():
-            if not active.done and (why := active.overdue):
+            if active.can_be_overdue and not active.done and (why := active.overdue):
                 self.expansions.stop(active)
                 self._free(active, active.break_off(why))
         yield from self._end_done()
@@ -264,15 +264,17 @@ class Driver:
         return active
 
     def _end_done(self) -> Events:
-        """The results of searches that have ended."""
+        """The results of searches that have ended; a search may first spend its reserve."""
         for active in [a for a in self.active.values() if a.done and not a.growing]:
-            result = active.result(self.engine.tokenizer)
-            self._release([active])
-            result.error = active.error
-            del self.active[active.index]
-            self.under_way.withdraw(active.index)
-            self.admission.note_end()
-            yield active.index, active.progress("finished", result=result)
+            active.close()
+            if active.done:
+                result = active.result(self.engine.tokenizer)
+                self._release([active])
+                result.error = active.error
+                del self.active[active.index]
+                self.under_way.withdraw(active.index)
+                self.admission.note_end()
+                yield active.index, active.progress("finished", result=result)
 
     def _release(self, searches: Sequence[ActiveSearch]) -> None:
         """Free what these problems still hold; the engine first, whatever the verifiers do."""

@@ -65,6 +65,8 @@ class Expansions:
 
     def _children_price(self, active: ActiveSearch, count: int) -> int:
         """What rating so many children will take."""
+        if active.closing is not None:
+            return 0
         parent, question = active.waiting[0], active.problem.question
         rater, tokens = active.config.rater, active.step_tokens
         return rater.children_price(parent, question, self.engine, tokens, count)

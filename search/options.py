@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypedDict, Unpack
 
 from search.base import Search
-from search.budget import LIMITS, UNLIMITED, Budget
+from search.budget import UNLIMITED, Budget
 from ttc.backend import Backend, check_needs
 from ttc.checks import Options, check_is, check_kind, check_known, check_whole
 from ttc.errors import InvalidInput
@@ -44,6 +44,8 @@ class SolveKeywords(TypedDict, total=False):
     max_calls: int | None
     max_tool_calls: int | None
     max_wall_s: float | None
+    reserve: int
+    final_text: str
     cancel: Cancel | None
     tools: Any
 
@@ -101,7 +103,7 @@ class SolveOptions(Options):
         Raises InvalidInput for a keyword that is none, and for limits beside a whole budget.
         """
         given: dict[str, Any] = dict(keywords)
-        limits = {name: given.pop(name) for name in LIMITS if name in given}
+        limits = {name: given.pop(name) for name in BUDGET_NAMES if name in given}
         for name in given:
             check_known(name, OPTION_NAMES, f"{name} is no option")
         if limits and "budget" in given:
@@ -119,7 +121,8 @@ def check_cancel(cancel: object) -> None:
     check_kind("cancel", cancel, fits, "a threading.Event()")
 
 
-OPTION_NAMES = (*(field.name for field in fields(SolveOptions)), *LIMITS)
+BUDGET_NAMES = tuple(field.name for field in fields(Budget))
+OPTION_NAMES = (*(field.name for field in fields(SolveOptions)), *BUDGET_NAMES)
 
 
 def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:

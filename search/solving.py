@@ -75,9 +75,9 @@ def solve(
         False for none.
     end: strings that finish a branch. A prompt without a chat template ends at the next "Question:"
         by itself (see `PromptTemplate.ends`), which texts leave out.
-    max_tokens, max_generated_tokens, max_calls, max_tool_calls, max_wall_s: what one problem may
-        cost, see `search.budget.Budget`.
-    budget: a whole one, in the place of these five.
+    max_tokens, max_generated_tokens, max_calls, max_tool_calls, max_wall_s, reserve, final_text:
+        what one problem may cost, see `search.budget.Budget`.
+    budget: a whole one, in the place of these seven.
     cancel: a `threading.Event`, or anything with `is_set`. Once it is set, all problems of the call
         end as they do when their time is up, and `Result.stopped` is "cancelled".
     Time and `cancel` are looked at between any two passes of the model. A branch that was being

@@ -59,7 +59,8 @@ def example(record: dict[str, Any], voting: Voting | None = None) -> str:
     """A solved problem in a dozen lines: the question, the winner's steps with their scores, how
     many votes it has, a line for each other branch.
 
-    voting: the search's (see `Search.voting`). Where a limit ended the search, no votes are told.
+    voting: the search's (see `Search.voting`). Where a limit ended the search, no votes are told,
+    as the branch that got its reserve is the answer without any.
     """
     best = winner(record)
     others = [branch for branch in record["branches"] if branch is not best]

@@ -155,3 +155,34 @@ def test_each_token_is_told_as_it_comes() -> None:
                 last[node.id].text.startswith(node.text)
                 and last[node.id].token_ids[: node.tokens] == node.token_ids
             )
+
+
+def test_a_task_that_is_cancelled_ends_its_search_within_a_pass() -> None:
+    engine = make_engine(context=8192)
+    passes, begun, cancelled = list[int](), threading.Event(), threading.Event()
+    forward = engine.runner.forward
+
+    def counted(tokens: Any, *rest: Any) -> Any:
+        passes.append(len(tokens))
+        if len(passes) == 5:
+            begun.set()
+            assert cancelled.wait(100)
+        return forward(tokens, *rest)
+
+    engine.runner.forward = counted  # type: ignore[method-assign]
+
+    async def left() -> int:
+        task = asyncio.create_task(asolve(LONG, problem="1", engine=engine, template=PLAIN))
+        assert await asyncio.to_thread(begun.wait, 100)
+        task.cancel()
+        await asyncio.sleep(0)  # the task hears of it
+        cancelled.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 100)
+        assert engine.kv_bytes() == 0
+        made = len(passes)
+        await asyncio.sleep(0.05)
+        return len(passes) - made
+
+    assert asyncio.run(left()) == 0 and len(passes) == 5
+    assert_nothing_left(engine, [])

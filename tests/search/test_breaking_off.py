@@ -29,6 +29,7 @@ from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.searches import seen
+from tests.helpers.tiers import some_quick
 from ttc import Branch, Engine, InvalidInput, Problem
 from ttc.results import Result
 from ttc.text.prompt import PromptTemplate
@@ -203,6 +204,39 @@ def test_a_search_returns_what_it_has_when_it_is_told() -> None:
     assert len(calls) == 3
 
 
+def test_no_last_words_are_written_once_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend(letters="123")
+    monkeypatch.setattr(Spending, "wall_s", property(lambda _: float(len(backend.calls))))
+    search = BeamSearch(beam_size=1, beam_width=2, step_tokens=4, max_steps=50)
+    options: dict[str, Any] = {"max_tokens": 400, "reserve": 20, "final_text": "="}
+    result = solve(search, problem="q", engine=backend, verifier=Length(), max_wall_s=3, **options)
+    assert (result.stopped, len(backend.calls)) == ("max_wall_s", 3) and not backend.live
+    assert "=" not in result.branches[0].text
+
+
+def test_last_words_that_are_cut_off_are_part_of_the_answer() -> None:
+    engine, cancel = make_engine(context=160), threading.Event()
+    options: dict[str, Any] = {
+        "max_tokens": 30,
+        "reserve": 22,
+        "final_text": "=",
+        "template": PLAIN,
+    }
+    search = BeamSearch(beam_size=1, beam_width=1, step_tokens=4, max_steps=50)
+    with at_pass(engine, 0, lambda: None) as passes:
+        whole = solve(search, problem="1", engine=engine, verifier=Length(), **options)
+    assert whole.stopped == "max_tokens" and whole.best is not None
+    engine = make_engine(context=160)
+    with at_pass(engine, len(passes) - 4, cancel.set):
+        result = solve(
+            search, problem="1", engine=engine, verifier=Length(), cancel=cancel, **options
+        )
+    assert result.stopped == "cancelled" and result.best is not None
+    assert whole.best.generated[: len(result.best.generated)] == result.best.generated
+    assert 4 < len(result.best.generated) < len(whole.best.generated)
+    assert_nothing_left(engine, [])
+
+
 def test_a_rating_that_is_broken_off_is_made_again_for_the_others() -> None:
     engine, verifier, cancel = make_engine(context=160), Reads(), threading.Event()
     search = BestOfN(n=2, max_tokens=6)
@@ -278,4 +312,37 @@ def test_a_thread_that_cancels_frees_the_engine_for_the_next_call() -> None:
         cancel.set()
         thread.join(100)
     assert not thread.is_alive() and results[0].stopped == "cancelled" and len(passes) == 5
+    assert_nothing_left(engine, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", some_quick([3, 9, 15, 30], [9]))
+def test_other_problems_go_on_as_if_nothing_had_been(number: int) -> None:
+    search = BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=4)
+    questions = ["1", "22" * 20, "333"]
+    alone = [
+        seen(
+            solve(
+                search,
+                problem=question,
+                engine=make_engine(context=160),
+                verifier=Reads(),
+                template=PLAIN,
+            )
+        )
+        for question in questions
+    ]
+    engine, verifier, cancel = (
+        make_engine(context=160, prefill_tokens=8),
+        Reads(),
+        threading.Event(),
+    )
+    driver = Driver(engine, ProblemAdmission.of(engine))
+    for i, question in enumerate(questions):
+        options = SolveOptions(verifier=verifier, template=PLAIN, cancel=cancel if i == 1 else None)
+        driver.add(Problem(question), SearchConfig.of(search, engine, options))
+    with at_pass(engine, number, cancel.set):
+        results = {index: progress.result for index, progress in driver.events() if progress.result}
+    assert results[1].stopped == "cancelled"
+    assert [seen(results[0]), seen(results[2])] == [alone[0], alone[2]]
     assert_nothing_left(engine, [])

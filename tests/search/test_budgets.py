@@ -1,4 +1,5 @@
-"""Budgets: never exceeded, and the same for every search."""
+"""Budgets: never exceeded, the same for every search, and an answer from what is kept for the
+end."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from search import (
     BestOfN,
     Case,
     Expand,
+    Greedy,
     ParticleFilter,
     ParticleGibbs,
     Release,
@@ -62,30 +64,39 @@ letters = st.sampled_from(["0123456789,,", "01,", "12345,"])
 
 
 @settings(max_examples=examples(80))
-@given(st.sampled_from(SEARCHES), st.integers(1, 60), st.integers(0, 4), st.booleans(), letters)
+@given(
+    st.sampled_from(SEARCHES),
+    st.integers(1, 60),
+    st.integers(0, 20),
+    st.integers(0, 4),
+    st.booleans(),
+    letters,
+)
 def test_no_search_passes_its_tokens(
-    search: Search, most: int, cost: int, rated: bool, letters: str
+    search: Search, most: int, reserve: int, cost: int, rated: bool, letters: str
 ) -> None:
-    backend = RandomTree(letters)
+    reserve, backend = min(reserve, most - 1), RandomTree(letters)
     budget = {"max_tokens" if rated else "max_generated_tokens": most}
-    results = solved(search, backend, ["a", "b", "c"], cost, **budget)
+    results = solved(search, backend, ["a", "b", "c"], cost, reserve=reserve, **budget)
     for result in results:
         usage = result.usage
         assert usage.generated_tokens + usage.verifier_tokens * rated <= most
         assert result.error is None
-        assert usage.generated_tokens > 0 or cost >= most
+        assert usage.generated_tokens > 0 or cost >= most - reserve
     assert not backend.live
 
 
 @settings(max_examples=examples(60))
-@given(st.sampled_from(SEARCHES), st.integers(1, 6), letters)
-def test_no_search_passes_its_calls(search: Search, most: int, letters: str) -> None:
+@given(st.sampled_from(SEARCHES), st.integers(1, 6), st.booleans(), letters)
+def test_no_search_passes_its_calls(
+    search: Search, most: int, reserved: bool, letters: str
+) -> None:
     # of one problem without a limit of tokens, every expansion is one call
     backend = RandomTree(letters)
-    (result,) = solved(search, backend, ["a"], max_calls=most)
+    (result,) = solved(search, backend, ["a"], max_calls=most, reserve=5 * reserved)
     (free,) = solved(search, unlimited := RandomTree(letters), ["a"])
     assert len(backend.calls) <= most and not backend.live
-    assert (result.stopped == "max_calls") == (len(unlimited.calls) > most)
+    assert (result.stopped == "max_calls") == (len(unlimited.calls) > most - reserved)
     assert result.stopped or seen(result) == seen(free)
 
 
@@ -115,13 +126,25 @@ def test_no_search_begins_anything_when_its_time_is_up(
 
 
 @settings(max_examples=examples(60))
-@given(st.sampled_from(SEARCHES), st.integers(1, 60), st.integers(1, 4), st.permutations("abcd"))
+@given(
+    st.sampled_from(SEARCHES),
+    st.integers(1, 60),
+    st.integers(0, 5),
+    st.integers(1, 4),
+    st.permutations("abcd"),
+)
 def test_budgeted_results_depend_on_no_company_and_no_order(
-    search: Search, most: int, concurrency: int, order: list[str]
+    search: Search, most: int, reserve: int, concurrency: int, order: list[str]
 ) -> None:
-    together = solved(search, RandomTree(), order, concurrency=concurrency, max_tokens=most)
+    reserve = min(reserve, most - 1)
+    options: dict[str, Any] = {
+        "max_tokens": most,
+        "reserve": reserve,
+        "final_text": "=" if reserve else "",
+    }
+    together = solved(search, RandomTree(), order, concurrency=concurrency, **options)
     for question, result in zip(order, together, strict=True):
-        (alone,) = solved(search, RandomTree(), [question], max_tokens=most)
+        (alone,) = solved(search, RandomTree(), [question], **options)
         assert seen(result) == seen(alone)
 
 
@@ -136,7 +159,7 @@ def test_budgets_that_are_large_enough_change_nothing(search: Search) -> None:
         "max_wall_s": 10**3,
     }
     (free,) = solved(search, RandomTree(), ["q"])
-    (rich,) = solved(search, RandomTree(), ["q"], **budgets)
+    (rich,) = solved(search, RandomTree(), ["q"], reserve=100, **budgets)
     assert seen(free) == seen(rich) and rich.stopped is None
 
 
@@ -173,15 +196,18 @@ STEPWISE = [
 ]
 
 
+@pytest.mark.parametrize("reserve", [0, 3])
 @pytest.mark.parametrize("search", STEPWISE)
-def test_what_a_budget_did_not_pay_to_continue_stays_a_candidate(search: Search) -> None:
+def test_what_a_budget_did_not_pay_to_continue_stays_a_candidate(
+    search: Search, reserve: int
+) -> None:
     """Of two rated branches one alone is continued, and it becomes worse."""
     backend = HandMadeTree({"": ["aa", "bb"], "aa": ["cc"]}, other="xxx")
     scores = {"aa": 0.8, "bb": 0.8, "aacc": 0.05}
-    result = searched(search, backend, scores, max_tokens=6)
-    assert {"aacc", "bb"} <= {branch.text for branch in result.branches}
-    assert result.best is not None and result.best.text == "bb"
-    assert result.stopped == "max_tokens" and backend.written == 6
+    result = searched(search, backend, scores, max_tokens=6 + reserve, reserve=reserve)
+    assert {"aacc", "bb" + "xxx"[:reserve]} <= {branch.text for branch in result.branches}
+    assert result.best is not None and result.best.text == "bb" + "xxx"[:reserve]
+    assert result.stopped == "max_tokens" and backend.written == 6 + reserve
 
 
 @pytest.mark.parametrize("search", [s for s in STEPWISE if isinstance(s, REBASE | BestFirst)])
@@ -291,12 +317,13 @@ FINISHED_FIRST = (REBASE, BestFirst, TreeOfThoughts)
 
 
 @settings(max_examples=examples(150))
-@given(st.sampled_from(BY_SCORE), st.integers(1, 90), st.integers(0, 2), letters)
+@given(st.sampled_from(BY_SCORE), st.integers(1, 90), st.integers(0, 5), st.integers(0, 2), letters)
 def test_no_answer_is_rated_below_what_the_search_did_not_let_go(
-    search: Search, most: int, cost: int, letters: str
+    search: Search, most: int, reserve: int, cost: int, letters: str
 ) -> None:
-    tree = RandomTree(letters)
-    result = solve(search, problem="a", engine=tree, verifier=Rated(cost), max_tokens=most)
+    reserve = min(reserve, most - 1)
+    budget = {"max_tokens": most, "reserve": reserve}
+    result = solve(search, problem="a", engine=RandomTree(letters), verifier=Rated(cost), **budget)
     assert result.error is None
     if result.best is None:
         return
@@ -308,6 +335,76 @@ def test_no_answer_is_rated_below_what_the_search_did_not_let_go(
         later = [n for n in result.tree if n.path[:depth] == node.path and len(n.path) > depth]
         if not any(n.score is not None for n in later):  # else its continuations stand for it
             assert result.best.score is not None and result.best.score >= node.score
+
+
+# ---------------------------------------------------------------- the reserve
+
+
+def test_the_reserve_finishes_the_best_branch() -> None:
+    backend = FakeBackend(letters="1234567,,")
+    search = BeamSearch(beam_size=1, beam_width=2, step_tokens=4, max_steps=50)
+    (result,) = solved(
+        search,
+        backend,
+        ["q"],
+        max_tokens=40,
+        reserve=11,
+        final_text=" so:",
+        extract=lambda text: text,
+    )
+    assert result.stopped == "max_tokens" and result.usage.generated_tokens == 40
+    (short,) = solved(
+        search,
+        FakeBackend(letters="1234567,,"),
+        ["q"],
+        max_tokens=29,
+        extract=lambda text: text,
+    )
+    text, _, last = result.best.text.partition(" so:")
+    assert text == short.best.text and len(last) == 11 and result.answer == result.best.text
+    assert result.best is result.branches[0] and result.best.score == short.best.score
+    assert result.usage.prompt_tokens == len(" so:")
+    assert not backend.live
+
+
+def test_a_finished_best_branch_needs_no_reserve() -> None:
+    search = BestOfN(n=3, max_tokens=300)
+    (result,) = solved(search, FakeBackend(), ["q"], max_tokens=100, reserve=20, final_text="?")
+    assert result.best.finish_reason == "eos" and "?" not in result.best.text
+
+
+def test_the_reserve_answers_where_nothing_else_was_affordable() -> None:
+    backend = FakeBackend(letters="123")
+    (result,) = solved(
+        BestOfN(n=3, max_tokens=4), backend, ["q"], cost=50, max_tokens=30, reserve=6
+    )
+    # no rating could be paid; all goes to the end
+    assert result.best is not None and len(result.best.generated) == 30
+    assert result.stopped == "max_tokens"
+
+
+def test_the_last_call_is_part_of_the_reserve() -> None:
+    backend = FakeBackend(letters="123")
+    search = BeamSearch(beam_size=1, beam_width=2, step_tokens=4, max_steps=50)
+    (result,) = solved(search, backend, ["q"], max_calls=3, reserve=5)
+    assert len(backend.calls) == 3 and len(result.best.generated) == 2 * 4 + 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reserve": 5}, "give max_tokens or max_calls"),
+        ({"reserve": -1, "max_tokens": 9}, "reserve=-1"),
+        ({"reserve": 9, "max_tokens": 9}, "leaves nothing of max_tokens=9"),
+        ({"reserve": 9, "max_generated_tokens": 8}, "leaves nothing of max_generated_tokens=8"),
+        ({"max_generated_tokens": 0}, "max_generated_tokens=0 must be at least 1"),
+        ({"max_wall_s": 0.0}, "max_wall_s=0.0 must be more than 0"),
+        ({"final_text": "?"}, "give reserve=N"),
+    ],
+)
+def test_a_reserve_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        solve(Greedy(), problem="q", engine=FakeBackend(), **options)
 
 
 def test_the_tighter_of_two_token_budgets_holds() -> None:

@@ -134,3 +134,8 @@ def test_a_budget_leaves_the_samples_that_are_done(most: int) -> None:
     assert (
         [b.text for b in result.branches] == [texts[0][:most]] if most < 8 else texts[: most // 8]
     )
+
+
+def test_without_a_consensus_the_whole_budget_is_spent() -> None:
+    result = solved(online(n=9, window=1, keep=1.0, consensus=None), ["8"] * 9, [[3.0]] * 9)
+    assert len(lengths(result)) == 9 and result.answer == "8"

@@ -69,6 +69,7 @@ class Once(Search):
             Step(9, statistics=True),
             "Step.statistics=True, and Noting.generate offers no statistics; leave it out",
         ),
+        (Step(9, statistics=1), "Step.statistics=1 is of type int"),  # type: ignore[arg-type]
         (Step(9, delimiter=3), "Step.delimiter=3 is of type int"),  # type: ignore[arg-type]
     ],
 )

@@ -192,3 +192,8 @@ def test_backends_that_cannot_look_say_so() -> None:
         ask_tell(search, problem="q")
     with pytest.raises(InvalidInput, match="stop_loops"):
         Greedy(stop_loops="auto")  # type: ignore[arg-type]
+
+
+def test_models_without_thoughts_are_left_alone_unless_it_is_asked_for() -> None:
+    whole = solved(Greedy(max_tokens=LIMIT), circler(PLAIN))
+    assert whole.best.finish_reason is None and whole.usage.generated_tokens == LIMIT

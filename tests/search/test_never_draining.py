@@ -17,7 +17,7 @@ from search.admission import PROBLEMS, ProblemAdmission
 from search.base import Case, SearchSteps
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
-from tests.helpers.ownership import assert_nothing_left
+from tests.helpers.ownership import Cancelled, assert_nothing_left
 from tests.helpers.searches import exactly
 from tests.helpers.tiers import examples
 from ttc import (
@@ -142,7 +142,9 @@ def solved(
     kind=st.integers(0, len(ENGINES) - 1),
     questions=st.lists(st.sampled_from(QUESTIONS), min_size=1, max_size=5).map(tuple),
     end=st.sampled_from([(), ("e",), ("A", "z")]),
-    budget=st.sampled_from([(), (("max_tokens", 30),), (("max_calls", 2),)]),
+    budget=st.sampled_from(
+        [(), (("max_tokens", 30),), (("max_tokens", 40), ("reserve", 5)), (("max_calls", 2),)]
+    ),
     concurrency=st.sampled_from([None, 1, 2, 3]),
     max_rows=st.sampled_from([None, 1, 5, 9]),
 )
@@ -324,3 +326,24 @@ def test_memory_says_how_many_tokens_it_holds() -> None:
         and tokens(Paged(1280 / 2**30, host_budget_gib=2560 / 2**30)) == 20
     )
     assert tokens(Resident()) == tokens(Paged(1280 / 2**30)) > 10**6
+
+
+@pytest.mark.slow
+def test_an_interrupt_in_any_token_frees_everything() -> None:
+    for kind in range(len(ENGINES)):
+        for at in (2, 5, 9):
+            engine = make_engine(context=160, **ENGINES[kind])
+            forward, calls = engine.runner.forward, iter(range(1000))
+
+            def stopped(
+                *args: Any, forward: Any = forward, calls: Any = calls, at: int = at
+            ) -> Any:
+                if next(calls) == at:
+                    raise Cancelled
+                return forward(*args)
+
+            engine.runner.forward = stopped  # type: ignore[method-assign]
+            with pytest.raises(Cancelled):
+                solved(SEARCHES[3], engine, QUESTIONS, (), ())
+            engine.runner.forward = forward  # type: ignore[method-assign]
+            assert_nothing_left(engine, [])

@@ -11,7 +11,7 @@ import pytest
 from search import BestOfN, Greedy, Problem, SelfConsistency, solve, solve_each, stream
 from search.budget import LIMITS, Budget
 from search.config import SearchConfig
-from search.options import OPTION_NAMES, CallKeywords, SolveKeywords, SolveOptions
+from search.options import BUDGET_NAMES, OPTION_NAMES, CallKeywords, SolveKeywords, SolveOptions
 from search.solving import results_of
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import Costly
@@ -26,9 +26,19 @@ def test_type_checkers_and_the_program_know_the_same_options() -> None:
         types = get_type_hints(kind)
         assert {field.name: types[field.name] for field in fields(kind)}.items() <= declared.items()
     assert (
-        {*declared} == {*OPTION_NAMES} == {field.name for field in fields(SolveOptions)} | {*LIMITS}
+        {*declared}
+        == {*OPTION_NAMES}
+        == {field.name for field in fields(SolveOptions)} | {*BUDGET_NAMES}
     )
     assert {*get_type_hints(CallKeywords)} == {*declared, *CALL}
+
+
+def test_every_limit_is_a_number_of_the_budget_that_is_none_by_default() -> None:
+    budget = Budget()
+    assert [name for name in BUDGET_NAMES if getattr(budget, name) is None] == list(LIMITS)
+    assert budget.limits == {}
+    given = dict(zip(LIMITS, (4, 3, 2, 1, 0.5), strict=True))
+    assert Budget(**given).limits == given  # type: ignore[arg-type]
 
 
 def test_the_docstring_of_solve_says_what_each_option_means() -> None:
@@ -57,8 +67,8 @@ def test_a_wrong_option_is_answered_with_the_list_of_the_right_ones(
         ({"beam": 2}, "beam is no option; use one of verifier, seed,"),
         ({"budget": 30}, "budget=30 is of type int; give a search.budget.Budget"),
         (
-            {"budget": Budget(30), "max_calls": 2, "max_wall_s": 1},
-            "budget= holds max_calls, max_wall_s already",
+            {"budget": Budget(30), "max_calls": 2, "reserve": 1},
+            "budget= holds max_calls, reserve already",
         ),
         ({"max_calls": 0}, "max_calls=0 must be at least 1"),
         ({"answer_kind": "numbers"}, "numbers"),
@@ -78,7 +88,7 @@ def seen(result: Any) -> Any:
 
 
 def test_a_whole_budget_and_its_numbers_are_the_same() -> None:
-    limits: Any = {"max_tokens": 40, "max_calls": 3}
+    limits: Any = {"max_tokens": 40, "reserve": 6, "final_text": ",0"}
     search, verifier = BestOfN(n=5, max_tokens=20), Costly(2)
     by_name = solve(search, problem="1", engine=FakeBackend(), verifier=verifier, seed=3, **limits)
     whole = solve(

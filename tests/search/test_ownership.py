@@ -64,15 +64,22 @@ class Trouble:
     at=st.integers(1, 8),
     error=st.sampled_from([Cancelled, RuntimeError]),
     budget=st.one_of(st.none(), st.integers(2, 40)),
+    reserve=st.integers(0, 4),
 )
 def test_nothing_is_left_on_the_engine(
-    search: Search, kind: int, where: str, at: int, error: type[BaseException], budget: int | None
+    search: Search,
+    kind: int,
+    where: str,
+    at: int,
+    error: type[BaseException],
+    budget: int | None,
+    reserve: int,
 ) -> None:
     engine = engine_of(kind)
     verifier = Trouble(at if where == "verifier" else None, error)
     options: dict[str, Any] = {"verifier": verifier} if search.needs_verifier else {}
     if budget is not None:
-        options |= {"max_tokens": budget}
+        options |= {"max_tokens": budget, "reserve": min(reserve, budget - 1)}
     if where == "watcher":
         options["on_step"] = Trouble(at, error)
     forward, trouble = engine.runner.forward, Trouble(at if where == "model" else None, error)

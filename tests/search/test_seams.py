@@ -189,6 +189,8 @@ def test_searches_in_threads_share_an_engine() -> None:
         ({"end": 3}, "end=3 is of type int; give a list of strings"),
         ({"max_tokens": "9"}, "max_tokens='9' is of type str; give a whole number or None"),
         ({"max_calls": 2.0}, "max_calls=2.0 is of type float"),
+        ({"reserve": None}, "reserve=None is of type NoneType"),
+        ({"final_text": 3, "reserve": 1}, "final_text=3 is of type int; give text"),
         ({"concurrency": "4"}, "concurrency='4' is of type str"),
         ({"on_result": "print"}, "on_result='print' is of type str; give a function"),
         ({"on_step": 1}, "on_step=1 is of type int; give a function"),

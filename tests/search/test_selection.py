@@ -314,3 +314,8 @@ def test_votes_that_are_equal_go_to_the_first_in_the_tree(weighted: bool) -> Non
     scores = {"is 8.": 0.5, "is 7.": 0.5}
     result = solve(Voting(weighted=weighted), problem="q", engine=tree, verifier=Scores(scores))
     assert result.answer == "8" and result.best is not None and result.best.path == (0,)
+
+
+def test_the_lowest_of_raw_scores_still_has_a_vote() -> None:
+    assert weighted_majority(samples(["7", "8", "8", "8"], score=[-2.9, -3.0, -3.0, -3.0])) == 1
+    assert weighted_majority(samples(["7", "8", "8", "8"], score=[12.0, 4.0, 4.0, 4.0])) == 1

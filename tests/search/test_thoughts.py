@@ -208,6 +208,17 @@ def test_an_answer_that_is_forced_counts_with_any_mark_or_none() -> None:
         assert result.best.answer_text == ("\n\nFinal Answer: 14")
 
 
+def test_the_words_that_a_reserve_pays_for_end_the_thought() -> None:
+    said = "It is 3, no, it is 4, no, it is 5, no"
+    search = BeamSearch(beam_size=1, beam_width=1, step_tokens=5, delimiter=None)
+    options: Any = {"max_tokens": 20, "reserve": 5, "final_text": "\nThe answer is"}
+    options |= {"verifier": Scores(lambda branch: 0.0)}
+    asked = solved(search, lambda b: " 7." if "\nThe" in b.text else said[len(b.text) :], **options)
+    assert asked.stopped == "max_tokens" and asked.answer == "7"
+    options["final_text"] = ""
+    assert solved(search, lambda branch: said[len(branch.text) :], **options).answer is None
+
+
 # ---------------------------------------------------------------- ratings that read answers
 
 

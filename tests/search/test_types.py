@@ -18,7 +18,7 @@ from ttc import Backend, Problem, Result
 def calls(engine: Backend, problems: list[Problem]) -> None:
     assert_type(solve(BestOfN(), problem="q", engine=engine, seed=1, max_tokens=9), Result)
     assert_type(solve(BestOfN(), problem=problems, engine=engine, on_result=print), list[Result])
-    stream(BestOfN(), problem="q", engine=engine, max_calls=4, max_tokens=9)
+    stream(BestOfN(), problem="q", engine=engine, reserve=4, max_tokens=9)
     solve(BestOfN(), problem="q", engine=engine, max_token=9)  # wrong: No overload
     solve(BestOfN(), problem="q", engine=engine, seed="1")  # wrong: No overload
     solve(BestOfN(), problem=problems, engine=engine, max_calls=1.5)  # wrong: No overload

@@ -9,7 +9,7 @@ from typing import Any
 from ttc.errors import InvalidInput
 from ttc.text.chat import template_text
 from ttc.tools.base import Tools
-from ttc.tools.formats import BY_NAME, HERMES, ToolFormat
+from ttc.tools.formats import BY_NAME, HERMES, ResponseTemplate, ToolFormat
 from ttc.tools.learning import learn
 
 SIGNS = {
@@ -28,8 +28,9 @@ CHANNELS = ("<|channel|>", "<|call|>")
 def format_of(
     tools: Tools, tokenizer: Any, options: Mapping[str, Any], told: bool = False
 ) -> ToolFormat:
-    """The format of `tools`. "auto": as the chat template writes calls (`ttc.tools.learning`),
-    else by a sign of it. Templates that know no tools get Hermes' and Qwen's.
+    """The format of `tools`. "auto": by the tokenizer's `response_template`, else as the chat
+    template writes calls (`ttc.tools.learning`), else by a sign of it. Templates that know no
+    tools get Hermes' and Qwen's.
 
     options: what else the chat template takes. told: whether the template tells the model of tools.
     Raises InvalidInput for a chat template that tells of tools and does not show how its model
@@ -39,6 +40,9 @@ def format_of(
         return tools.format
     if tools.format != "auto":
         return BY_NAME[tools.format]
+    response = getattr(tokenizer, "response_template", None)
+    if isinstance(response, Mapping):
+        return ResponseTemplate(response, tuple(tools.schemas))
     template = template_text(tokenizer)
     if all(sign in template for sign in CHANNELS):
         return BY_NAME["gpt_oss"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -264,6 +264,43 @@ class Harmony(ToolFormat):
             end = text.find("<|call|>", start)
             done = len(text) if end < 0 else end
             calls.append(with_arguments(match[1], text[start:done].strip(), match.start()))
+        return calls
+
+
+# ---------------------------------------------------------------- whatever transformers can read
+
+
+@dataclass(frozen=True)
+class ResponseTemplate(ToolFormat):
+    """The tokenizer's own `response_template`, by which transformers reads calls (see
+    `tokenizer.parse_response`)."""
+
+    template: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Schema, ...] = ()
+    in_thoughts = True
+
+    def calls(self, text: str) -> list[Written]:
+        from transformers.utils.chat_parsing import ResponseParser
+
+        try:
+            parser = ResponseParser(
+                dict(self.template), prefix="", tools=list(map(dict, self.tools))
+            )
+            parser.feed(text)
+            message, _ = parser.finalize()
+        except Exception as error:  # parsers of others may raise anything at what a model writes
+            said = f"{type(error).__name__}: {error}"
+            return [Written("", {}, 0, f"the call cannot be read ({said})")]
+        calls = list[Written]()
+        for call in message.get("tool_calls") or []:
+            function = call.get("function", call) if isinstance(call, Mapping) else None
+            if not isinstance(function, Mapping):
+                calls.append(Written("", {}, 0, f"the call {call!r:.80} names no function"))
+                continue
+            start = max(0, text.find(str(function.get("name"))))
+            calls.append(
+                written(checked(function.get("name"), function.get("arguments"), 0), start)
+            )
         return calls
 
 

@@ -377,3 +377,36 @@ def test_a_vote_on_calls_is_one_on_what_is_called(
     plain = SelfConsistency(n=3, max_tokens=60, tool_vote=how)
     result = run(says(said[0] + "7", "y0", "y0"), tools, plain)
     assert result.answer == "y0"
+
+
+def test_no_more_of_an_answer_is_made_tokens_than_may_be_told() -> None:
+    """However long it is."""
+    backend = says("a70")
+    longest = [0]
+    encode = backend.encode
+
+    def encoded(text: str) -> list[int]:
+        longest[0] = max(longest[0], len(text))
+        return encode(text)
+
+    backend.encode = encoded  # type: ignore[method-assign]
+    for answer in ("x" * 10**6, "x" * (32 * 5 + 1), ["x" * 10**6]):
+        longest[0] = 0
+        result = run(backend, counting(lambda text, said=answer: said, answer_tokens=5), Greedy())
+        (branch,) = result.branches
+        assert branch.text.startswith("a7[") and branch.text.endswith(" ... (cut)]0")
+        assert longest[0] <= 32 * 5 and len(branch.tool_calls[0].answer or "") == 5 + 10
+
+
+def test_half_of_a_pair_in_what_a_model_calls_with_is_a_character_that_is_not_known() -> None:
+    """JSON can spell it."""
+
+    def calls(self: Any, text: str) -> list[Written]:
+        if not text.endswith("7"):
+            return []
+        return [from_json('{"name": "count", "arguments": {"text": "\\ud800"}}', len(text) - 1)]
+
+    form = type("Spelling", (Letter,), {"calls": calls})()
+    result = run(says("a70"), counting(lambda text: text, format=form), Greedy())
+    (call,) = result.branches[0].tool_calls
+    assert call.arguments == {"text": "\ufffd"} and call.answer == "\ufffd"

@@ -306,6 +306,24 @@ def test_a_format_is_read_off_the_tokenizer() -> None:
         template, special, eos, _ = MODELS[name]
         own = tokenizer(special, "bytes", None, eos, template=template)
         assert isinstance(format_of(Tools([TOOL]), own, {}), kind)
+    own.response_template = {
+        "defaults": {"role": "assistant"},
+        "fields": {
+            "content": {},
+            "tool_calls": {
+                "open": "<call>",
+                "close": "</call>",
+                "content": "json",
+                "repeats": True,
+                "transform": {"type": "function", "function": "{content}"},
+            },
+        },
+        "start_anchor": "<|start|>assistant",
+    }
+    form = format_of(Tools([TOOL]), own, {})
+    (call,) = form.calls('hm <call>{"name": "weather", "arguments": {"city": "Rome"}}</call>')
+    assert (call.name, call.arguments, call.error) == ("weather", {"city": "Rome"}, "")
+    assert form.calls("hm") == []
 
 
 # ---------------------------------------------------------------- the project's own tools

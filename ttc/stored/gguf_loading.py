@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ttc.errors import UnsupportedModel
-from ttc.model.loading.gguf_file import GgufFile, gguf_file
-from ttc.model.loading.gguf_weights import check_tensors, processor, weights
+from ttc.model.loading.gguf_file import GgufFile, gguf_file, processor, weights
+from ttc.model.loading.gguf_settings import check_tensors
 from ttc.stored import kernel
 from ttc.stored.experts import (
     PARTS,
@@ -28,19 +28,7 @@ from ttc.stored.kernel import KINDS
 from ttc.stored.layers import StoredEmbedding, StoredLinear
 
 WAY_OUT = "leave quantized out (model.quantized=false) to have its weights unpacked"
-PLAIN = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen2moe",
-    "qwen3",
-    "qwen3moe",
-    "gemma2",
-    "gemma3",
-    "phi3",
-    "starcoder2",
-    "stablelm",
-)
+PLAIN = ("llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3")
 """Architectures whose weights a file holds row by row, in the order of transformers' or with the
 rows of a head in turn."""
 

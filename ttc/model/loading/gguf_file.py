@@ -1,4 +1,4 @@
-"""What the head of a .gguf file says: its settings, and which tensors it holds."""
+"""The head of a .gguf file: its settings, and which weights of transformers' its tensors are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ttc.errors import UnsupportedModel
+
+OTHER_FILES = "load the model from its own folder (config.json and .safetensors)"
+
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 class GgufFile:
@@ -56,3 +62,19 @@ def gguf_file(path: Path) -> GgufFile:
 @lru_cache(maxsize=1)  # a model, its configuration and its tokenizer are read one after another
 def _read(path: Path, changed_ns: int, size_bytes: int) -> GgufFile:
     return GgufFile(path)
+
+
+def processor(model: Any, file: GgufFile) -> Any:
+    """What gives a file's rows and numbers the order that transformers has them in."""
+    from transformers import modeling_gguf_pytorch_utils as theirs
+
+    made_by: Any = theirs.TENSOR_PROCESSORS.get(file.architecture, theirs.TensorProcessor)
+    return made_by(config=model.config.to_dict())
+
+
+def weights(model: Any, file: GgufFile) -> dict[str, str]:
+    """The weight of transformers' model that each tensor is, by the tensor's name."""
+    from transformers import modeling_gguf_pytorch_utils as theirs
+
+    found: dict[str, str] = theirs.get_gguf_hf_weights_map(model, processor(model, file))
+    return found

@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 from ttc.errors import UnsupportedModel
-from ttc.model.loading.gguf_file import GgufFile
+from ttc.model.loading.gguf_file import OTHER_FILES, GgufFile
 
-OTHER_FILES = "load the model from its own folder (config.json and .safetensors)"
 BASE = 10_000.0
 """The base of rotary frequencies where a file states none."""
 
@@ -38,7 +37,8 @@ def rope_parameters(file: GgufFile, head_dim: int, part: bool) -> dict[str, Any]
     divisors = file.numbers("rope_freqs.weight")
     if divisors is not None or more != 1:
         divisors = [factor * n for n in divisors or [1.0] * (turned // 2)]
-        return base | _fixed(file, turned, divisors, more)
+        _checked(file, "rope_freqs.weight", divisors, turned)
+        return base | _by_divisors(divisors, divisors, more, int(file.setting("context_length")))
     if factor != 1:
         return base | {"rope_type": "linear", "factor": factor}
     return base | {"rope_type": "default"}
@@ -72,48 +72,34 @@ def _longrope(file: GgufFile, turned: int, factor: float, more: float) -> dict[s
     if factor != 1:
         raise _refused(file, "rope.scaling.factor", factor, "its tensors of factors say as much")
     names = ("rope_factors_short.weight", "rope_factors_long.weight")
-    short, long = (_divisors(file, name, turned) for name in names)
+    short, long = (_checked(file, name, file.numbers(name) or [], turned) for name in names)
+    return _by_divisors(short, long, more, _original(file))
+
+
+def _by_divisors(
+    short: list[float], long: list[float], more: float, original: int
+) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": long,
         "attention_factor": more,
-        "original_max_position_embeddings": _original(file),
+        "original_max_position_embeddings": original,
     }
 
 
-def _fixed(file: GgufFile, turned: int, divisors: list[float], more: float) -> dict[str, Any]:
-    """One set of divisors for texts of any length."""
+def _checked(file: GgufFile, name: str, divisors: list[float], turned: int) -> list[float]:
     if len(divisors) != turned // 2:
-        raise _misshapen(file, "rope_freqs.weight", len(divisors), turned)
-    return {
-        "rope_type": "longrope",
-        "short_factor": divisors,
-        "long_factor": divisors,
-        "attention_factor": more,
-        "original_max_position_embeddings": int(file.setting("context_length")),
-    }
-
-
-def _divisors(file: GgufFile, name: str, turned: int) -> list[float]:
-    found = file.numbers(name)
-    if found is None:
-        raise UnsupportedModel(f"{file.name} lacks {name}, which its rotary positions need")
-    if len(found) != turned // 2:
-        raise _misshapen(file, name, len(found), turned)
-    return found
+        raise UnsupportedModel(
+            f"{name} of {file.name} has {len(divisors)} numbers, and {turned} numbers of a head "
+            f"that turn need {turned // 2}"
+        )
+    return divisors
 
 
 def _original(file: GgufFile) -> int:
     context = int(file.setting("context_length"))
     return int(file.setting("rope.scaling.original_context_length", context))
-
-
-def _misshapen(file: GgufFile, name: str, count: int, turned: int) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{name} of {file.name} has {count} numbers, and {turned} numbers of a head that turn need "
-        f"{turned // 2}"
-    )
 
 
 def _refused(file: GgufFile, name: str, value: Any, reason: str) -> UnsupportedModel:

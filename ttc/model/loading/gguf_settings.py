@@ -1,20 +1,167 @@
 """The settings of a .gguf file, written into the configuration that transformers makes of it.
 
 transformers reads some settings of a file and leaves out the others without a word. Here each one
-is taken, is known to change nothing, or is refused by its name.
+(`<arch>.NAME`) is taken, has the only value that the model computes with, is known to change
+nothing, or is refused by its name.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ttc.errors import UnsupportedModel
-from ttc.model.loading.gguf_file import GgufFile
-from ttc.model.loading.gguf_keys import FAMILIES, HEADS, NEUTRAL, NOTHING, ROPE, Architecture
-from ttc.model.loading.gguf_rope import OTHER_FILES, rope_parameters
+from ttc.model.loading.gguf_file import OTHER_FILES, GgufFile, names, weights
+from ttc.model.loading.gguf_rope import rope_parameters
 
-GEMMA = {"gemma2": (46, 2), "gemma3": (62, 6)}
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+RMS_NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+SOFTCAPPING = {"final_logit_softcapping": "final_logit_softcapping"}
+
+HEADS = frozenset({"attention.key_length", "attention.value_length"})
+ROPE = names(
+    "rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type rope.scaling.factor "
+    "rope.scaling.attn_factor rope.scaling.original_context_length rope.scaling.yarn_beta_fast "
+    "rope.scaling.yarn_beta_slow"
+)
+"""What `gguf_rope.py` reads."""
+
+NOTHING = frozenset({"rope.scaling.finetuned", "pooling_type"})
+"""Settings that change no prediction of the next token."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window": (0,),
+    "attention.temperature_scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "decoder_block_count": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "expert_weights_scale": (0, 1),
+    "final_logit_softcapping": (0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (0, 1),
+    "rope.scaling.alpha": (0,),
+    "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "router_logit_softcapping": (0,),
+    "use_parallel_residual": (False,),
+}
+"""Values with which a setting changes nothing, in every architecture that does not take it."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture.
+
+    takes: the configuration's attribute that a setting is written into. missing: values of settings
+    that a file may leave out, where they are not none. only: the only values of settings that the
+    model computes with. nothing: settings that change nothing, or that transformers reads. part:
+    whether a part of a head's numbers may turn with the position. factors: tensors that divide
+    rotary frequencies. biases: the configuration's attribute that says that there are biases, by
+    one of them. whole: whether transformers reads all sizes and positions itself.
+    """
+
+    takes: Mapping[str, str]
+    missing: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    nothing: frozenset[str] = frozenset()
+    part: bool = False
+    factors: frozenset[str] = frozenset()
+    biases: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = False
+
+
+ATTENTION_BIAS = {"blk.0.attn_output.bias": "attention_bias"}
+DENSE = Architecture(SIZES | RMS_NORM)
+LLAMA = Architecture(
+    SIZES | RMS_NORM,
+    only={"tensor_data_layout": ("Meta AI original pth",)},
+    factors=frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"}),
+    biases=ATTENTION_BIAS | {"blk.0.ffn_down.bias": "mlp_bias"},
+)
+GEMMA = SIZES | RMS_NORM | SOFTCAPPING
+WINDOW = {"attention.sliding_window": "sliding_window"}
+WINDOWED = frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})
+# nextn_predict_layers guess tokens further on, and are left out
+QWEN35 = names(
+    "full_attention_interval nextn_predict_layers rope.dimension_count rope.dimension_sections "
+    "rope.freq_base ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size "
+    "ssm.time_step_rank"
+).union(SIZES, RMS_NORM, HEADS)
+
+FAMILIES: Mapping[str, Architecture] = {
+    "llama": LLAMA,
+    "qwen2": DENSE,
+    "qwen2moe": Architecture(
+        SIZES
+        | RMS_NORM
+        | EXPERTS
+        | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        only={"expert_weights_norm": (False,)},
+    ),
+    "qwen3": Architecture(SIZES | RMS_NORM, biases=ATTENTION_BIAS),
+    "qwen3moe": Architecture(
+        SIZES | RMS_NORM | EXPERTS,
+        only={"expert_weights_norm": (True,)},
+        biases=ATTENTION_BIAS,
+    ),
+    "gemma2": Architecture(
+        GEMMA | WINDOW | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        missing={
+            "attention.sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        nothing=WINDOWED,
+    ),
+    "gemma3": Architecture(GEMMA | WINDOW, nothing=WINDOWED),
+    "phi3": Architecture(
+        SIZES | RMS_NORM | WINDOW,
+        part=True,
+        factors=frozenset({"rope_factors_long", "rope_factors_short"}),
+    ),
+    "lfm2": Architecture(
+        {"attention.layer_norm_rms_epsilon": "norm_eps"},
+        nothing=frozenset({*SIZES, "rope.freq_base", "shortconv.l_cache"}),
+        whole=True,
+    ),
+    "qwen35": Architecture({}, nothing=QWEN35, whole=True),
+    "qwen35moe": Architecture(
+        {},
+        only={"expert_weights_norm": (True,)},
+        nothing=QWEN35 | {*EXPERTS, "expert_shared_feed_forward_length"},
+        whole=True,
+    ),
+}
+
+LARGEST = {"gemma2": (46, 2), "gemma3": (62, 6)}
 """The layers of the 27B model, whose queries are scaled by the hidden size per head; and how many
 layers in turn have one without a window."""
 
@@ -33,9 +180,9 @@ def settle(config: Any, file: GgufFile) -> None:
     if getattr(config, "sliding_window", None):
         config.sliding_window = None  # but where the file states one
     _take(config, file, family)
-    if family.rope and not family.whole:
+    if not family.whole:
         _set_heads(config, file, family)
-    if file.architecture in GEMMA:
+    if file.architecture in LARGEST:
         _set_gemma(config, file)
     for tensor, attribute in family.biases.items():
         if tensor in file.tensors:
@@ -66,7 +213,7 @@ def _check_whole(file: GgufFile) -> None:
 def _check_keys(file: GgufFile, family: Architecture) -> None:
     prefix = f"{file.architecture}."
     known = {*family.takes, *family.nothing, *NOTHING}
-    if family.rope and not family.whole:
+    if not family.whole:
         known |= HEADS | ROPE
     for key in file.keys:
         name = key.removeprefix(prefix)
@@ -117,14 +264,10 @@ def _head_dim(file: GgufFile) -> int:
 
 def _set_heads(config: Any, file: GgufFile, family: Architecture) -> None:
     head_dim = _head_dim(file)
-    each = config.hidden_size // config.num_attention_heads
-    if not family.heads_apart and head_dim != each:
-        raise _refused(file, "attention.key_length", head_dim, (each,))
     value_dim = file.setting("attention.value_length", head_dim)
     if value_dim != head_dim:
         raise _refused(file, "attention.value_length", value_dim, (head_dim,))
-    if family.heads_apart:
-        config.head_dim = head_dim
+    config.head_dim = head_dim
     if file.setting("attention.head_count_kv") is None:
         config.num_key_value_heads = config.num_attention_heads
     rope = rope_parameters(file, head_dim, family.part)
@@ -147,7 +290,7 @@ def _set_tokens(config: Any, file: GgufFile) -> None:
 
 
 def _set_gemma(config: Any, file: GgufFile) -> None:
-    largest, period = GEMMA[file.architecture]
+    largest, period = LARGEST[file.architecture]
     by_hidden_size = config.num_hidden_layers == largest
     per_head = config.hidden_size // config.num_attention_heads
     config.query_pre_attn_scalar = per_head if by_hidden_size else config.head_dim
@@ -172,3 +315,21 @@ def _layer_types(config: Any, file: GgufFile, period: int) -> list[str]:
     if isinstance(stated, int):
         stated = [(layer + 1) % stated != 0 if stated else False for layer in range(count)]
     return ["sliding_attention" if windowed else "full_attention" for windowed in stated[:count]]
+
+
+def check_tensors(model: Any, file: GgufFile) -> None:
+    """Raises UnsupportedModel for a tensor of the file that the model does not take."""
+    family = family_of(file)
+    if family.whole:
+        return
+    taken = weights(model, file).keys() | {f"{name}.weight" for name in family.factors}
+    left = sorted(
+        name
+        for name in file.tensors
+        if name not in taken and name.removesuffix(".weight") not in taken  # experts have no suffix
+    )
+    if left:
+        raise UnsupportedModel(
+            f"{file.name} has {len(left)} tensors that the model has no place for, among them "
+            f"{left[0]}; {OTHER_FILES}"
+        )

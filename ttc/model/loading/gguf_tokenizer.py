@@ -5,37 +5,75 @@ from __future__ import annotations
 from typing import Any
 
 from ttc.errors import UnsupportedModel
-from ttc.model.loading.gguf_file import GgufFile
-from ttc.model.loading.gguf_rope import OTHER_FILES
-from ttc.model.loading.gguf_splits import SPLITS, WHOLE_WORDS, WITH_BOS
+from ttc.model.loading.gguf_file import OTHER_FILES, GgufFile, names
 
-PREFIX = "tokenizer."
-TAKEN = frozenset(
-    f"ggml.{name}"
-    for name in (
-        *("model", "pre", "tokens", "token_type", "scores", "merges"),
-        *("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id"),
-        *("unknown_token_id", "padding_token_id"),
-        *("add_bos_token", "add_eos_token", "add_space_prefix"),
-    )
+PREFIX = "tokenizer.ggml."
+TAKEN = names(
+    "model pre tokens token_type scores merges bos_token_id eos_token_id eot_token_id eom_token_id "
+    "unknown_token_id padding_token_id add_bos_token add_eos_token add_space_prefix"
 )
-NOTHING = frozenset(
-    f"ggml.{name}"
-    for name in (
-        *("token_type_count", "seperator_token_id", "cls_token_id", "mask_token_id"),
-        *("prefix_token_id", "suffix_token_id", "middle_token_id"),
-        *(f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep")),
-        *("remove_extra_whitespaces", "precompiled_charsmap"),  # of T5's tokenizers
-    )
+NOTHING = names(
+    "token_type_count seperator_token_id cls_token_id mask_token_id prefix_token_id "
+    "suffix_token_id middle_token_id remove_extra_whitespaces precompiled_charsmap"
 )
-"""Settings that change nothing for the kinds of tokenizers that are read."""
+"""Settings that change nothing for the kinds of tokenizers that are read; those that begin with
+"fim_" are more of them."""
 NEUTRAL = {
-    "ggml.add_sep_token": False,
-    "ggml.normalizer.lowercase": False,
-    "ggml.normalizer.strip_accents": False,
-    "ggml.suppress_tokens": [],
+    "add_sep_token": False,
+    "normalizer.lowercase": False,
+    "normalizer.strip_accents": False,
+    "suppress_tokens": [],
 }
-TEXTS = ("chat_template", "huggingface.json", "rwkv.world")
+
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""GPT-2's."""
+SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*",
+)
+SIGNS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+MARKED = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+ASCII_SIGN = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+
+GPT2 = (WORDS,)
+DIGITS = (r"\p{N}", WORDS)
+LLAMA3 = (rf"{SHORT}|{LETTERS}|\p{{N}}{{1,3}}|{SIGNS}|{BLANKS}",)
+QWEN2 = (rf"{SHORT}|{LETTERS}|\p{{N}}|{SIGNS}|{BLANKS}",)
+QWEN35 = (rf"{SHORT}|{MARKED}|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{BLANKS}",)
+TEKKEN = (rf"{CASED[0]}|{CASED[1]}|\p{{N}}|{SIGNS_AND_SLASHES}|{BLANKS}",)
+GPT4O = (rf"{CASED[0]}{SHORT}?|{CASED[1]}{SHORT}?|\p{{N}}{{1,3}}|{SIGNS_AND_SLASHES}|{BLANKS}",)
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    rf"{ASCII_SIGN}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{BLANKS}",
+)
+DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+_SPLITS: dict[tuple[str, ...], str] = {
+    GPT2: "gpt-2 phi-2 gigachat exaone4 olmo granite-docling",
+    DIGITS: "starcoder refact command-r smollm exaone",
+    LLAMA3: "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 dbrx smaug-bpe glm4",
+    QWEN2: "qwen2 deepseek-r1-qwen hunyuan megrez",
+    QWEN35: "qwen35",
+    TEKKEN: "tekken",
+    GPT4O: "gpt-4o llama4 kanana2",
+    DEEPSEEK3: "deepseek-v3 hunyuan-dense",
+    DEEPSEEK_CODER: "deepseek-coder",
+    (r"[\p{P}\$\+<=>\^~\|]+", WORDS, r"\p{N}+", "[0-9][0-9][0-9]"): "default",
+}
+SPLITS = {name: patterns for patterns, its in _SPLITS.items() for name in names(its)}
+"""How text is cut before a tokenizer's merges, by the names of `tokenizer.ggml.pre`: patterns of
+the models' own tokenizers, each applied to the pieces that the one before it left."""
+
+WITH_BOS = names("llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 tekken")
+"""Text begins with a token of its own, where a file does not say."""
+WHOLE_WORDS = WITH_BOS | {"glm4"}
+"""A word that is a token is that token, whatever the merges would make of it."""
 
 
 def restore(tokenizer: Any, file: GgufFile) -> None:
@@ -54,7 +92,7 @@ def restore(tokenizer: Any, file: GgufFile) -> None:
 def _check_keys(file: GgufFile) -> None:
     for key in file.keys:
         name = key.removeprefix(PREFIX)
-        if name == key or name in TAKEN | NOTHING or name.startswith(TEXTS):
+        if name == key or name in TAKEN | NOTHING or name.startswith("fim_"):
             continue
         if name not in NEUTRAL or file.value(key) != NEUTRAL[name]:
             value = str(file.value(key))[:60]

@@ -18,11 +18,9 @@ from ttc.model.check.quantized import check_quantization
 from ttc.model.compiled.compiled_check import compiled_decoder
 from ttc.model.loading.default_model import SMOLLM2, smollm2_file
 from ttc.model.loading.device_map import Over, weights_over
-from ttc.model.loading.gguf_file import GgufFile, gguf_file
-from ttc.model.loading.gguf_rope import OTHER_FILES
-from ttc.model.loading.gguf_settings import settle
+from ttc.model.loading.gguf_file import OTHER_FILES, GgufFile, gguf_file
+from ttc.model.loading.gguf_settings import check_tensors, settle
 from ttc.model.loading.gguf_tokenizer import restore
-from ttc.model.loading.gguf_weights import check_tensors
 from ttc.model.loading.model_files import opened
 from ttc.model.loading.multimodal import check_is_causal, text_decoder
 from ttc.model.loading.partition import partition

@@ -32,15 +32,39 @@ LONG = 8
 
 HONOURED: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.3},
+    "repetition of the prompt": {"encoder_repetition_penalty": 1.5},
     "2-grams": {"no_repeat_ngram_size": 2},
+    "1-grams of the prompt": {"encoder_no_repeat_ngram_size": 1, "repetition_penalty": 0.5},
     "suppressed": {"suppress_tokens": list(range(0, VOCAB, 2))},
     "suppressed first": {"begin_suppress_tokens": list(range(3, VOCAB))},
     "bad words": {
         "bad_words_ids": [[t] for t in range(0, VOCAB, 3)] + [[t, t + 3] for t in range(1, 99, 3)]
     },
     "bias": {"sequence_bias": [[[5], 6.0], [[5, 6], 40.0], [[5, 6, 7], 40.0]]},
+    "forced first": {"forced_bos_token_id": 9, "begin_suppress_tokens": list(range(3, VOCAB))},
+    "forced last": {"forced_eos_token_id": [3], "eos_token_id": [3], "max_length": 15},
+    "forced last, new tokens": {"forced_eos_token_id": 3, "eos_token_id": 3, "max_new_tokens": 4},
     "least length": {"min_length": 9, "eos_token_id": list(range(40))},
     "least new tokens": {"min_length": 90, "min_new_tokens": 5, "eos_token_id": list(range(40))},
+    "decay": {"exponential_decay_length_penalty": (2, 1.5), "eos_token_id": [3, 4]},
+    "invalid values": {"remove_invalid_values": True},
+    "length and decay": {
+        "min_length": 9,
+        "exponential_decay_length_penalty": (2, 1.5),
+        "eos_token_id": [3, 4],
+    },
+    "length, decay, invalid values": {
+        "min_length": 9,
+        "remove_invalid_values": True,
+        "exponential_decay_length_penalty": (2, 1.5),
+        "eos_token_id": [3, 4],
+    },
+    "banned, decay, invalid values": {
+        "bad_words_ids": [[t] for t in range(3, VOCAB, 3)],
+        "remove_invalid_values": True,
+        "exponential_decay_length_penalty": (1, 1.2),
+        "eos_token_id": [3, 4],
+    },
     "several": {
         "repetition_penalty": 1.2,
         "no_repeat_ngram_size": 3,
@@ -74,7 +98,9 @@ def with_settings(family: str, settings: dict[str, Any]) -> Any:
 
 def generated(model: Any, tokens: Sequence[int], count: int = LONG) -> list[int]:
     """What greedy `generate` writes, alone. The model may be over its own attention only."""
-    out = model.generate(torch.tensor([list(tokens)]), do_sample=False, max_new_tokens=count)
+    config = model.generation_config
+    longest = {} if config.max_length or config.max_new_tokens else {"max_new_tokens": count}
+    out = model.generate(torch.tensor([list(tokens)]), do_sample=False, **longest)
     return [int(token) for token in out[0, len(tokens) :]]
 
 
@@ -88,10 +114,14 @@ def without_settings(family: str) -> list[list[int]]:
 def test_greedy_branches_are_those_of_generate(family: str, name: str) -> None:
     model = with_settings(family, HONOURED[name])
     expected = [generated(model, tokens) for tokens in PROMPTS]
-    assert expected != without_settings(family), "the setting changes nothing here"
+    assert expected != without_settings(family) or name == "invalid values", (
+        "the setting changes nothing here"
+    )
     engine = Engine(copy.deepcopy(model), Letters(), prefill_tokens=16)
     branches = engine.roots(PROMPTS).result()
-    engine.generate(branches, LONG, sampling=GREEDY)
+    engine.generate(
+        branches, 30 if "forced_eos_token_id" in HONOURED[name] else LONG, sampling=GREEDY
+    )
     assert [branch.generated for branch in branches] == expected
 
 
@@ -222,13 +252,21 @@ def test_no_token_left_is_said() -> None:
         engine.generate([engine.root(PROMPTS[0])], 2)
 
 
-def test_invalid_logits_are_refused() -> None:
-    broken = torch.full((1, VOCAB), float("nan"))
-    engine = Engine(with_settings("llama", {}), Letters())
-    branch = engine.root(PROMPTS[0])
-    engine.runner.forward = lambda *_: broken  # type: ignore[method-assign]
-    with pytest.raises(UnsupportedModel, match="not finite"):
-        engine.generate([branch], 1, sampling=GREEDY)
+def test_invalid_logits_are_replaced_where_the_file_says_so() -> None:
+    """Else they are refused. What is kept of such a token is not a number."""
+    broken = torch.randn(1, 1, VOCAB)
+    broken[..., 5] = float("nan")
+    for removed in (True, False):
+        engine = Engine(with_settings("llama", {"remove_invalid_values": removed}), Letters())
+        branch = engine.root(PROMPTS[0])
+        engine.runner.forward = lambda *_: broken[0]  # type: ignore[method-assign]
+        if removed:
+            engine.generate([branch], 1, sampling=GREEDY)
+            assert branch.generated == [int(broken.nan_to_num(0.0).argmax())]
+            assert np.isnan(branch.logprobs[0]) and np.isnan(branch.top1[0])
+        else:
+            with pytest.raises(UnsupportedModel, match="not finite"):
+                engine.generate([branch], 1, sampling=GREEDY)
 
 
 # ---------------------------------------------------------------- searches
@@ -288,11 +326,7 @@ REFUSED: dict[str, Any] = {
     "is_assistant": True,
     "assistant_ensemble_weight": 0.5,
     "cache_implementation": "quantized",
-    "encoder_repetition_penalty": 1.5,
-    "encoder_no_repeat_ngram_size": 2,
-    "forced_bos_token_id": 3,
     "forced_eos_token_id": 3,
-    "remove_invalid_values": True,
     "repetition_penalty": -1.0,
     "no_repeat_ngram_size": 2.5,
     "bad_words_ids": [[VOCAB]],

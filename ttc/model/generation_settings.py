@@ -117,16 +117,8 @@ BEAMS = "the engine has no beam search of its own, a search has (search=beam_sea
 ASSISTED = "it changes what is written for speed, and the engine has no such assistant"
 FILTER = "it leaves tokens out of a sample in a way that no search's sampling has"
 
-RARE = "it was made for encoders, translation or speech, and the engine does not have it"
-
 REFUSED: Mapping[str, tuple[Asks, str]] = {
     "guidance_scale": (_is_penalty, "guidance needs a second, unconditional run for each text"),
-    "encoder_repetition_penalty": (_is_penalty, RARE),
-    "encoder_no_repeat_ngram_size": (_is_count, RARE),
-    "forced_bos_token_id": (_is_set, RARE),
-    "forced_eos_token_id": (_is_set, RARE),
-    "remove_invalid_values": (bool, RARE),
-    "exponential_decay_length_penalty": (_is_set, RARE),
     "num_beams": (lambda beams: beams > 1, BEAMS),
     "num_beam_groups": (lambda groups: groups > 1, BEAMS),
     "constraints": (_is_set, BEAMS),
@@ -171,8 +163,16 @@ def _repetition(value: Any, config: Any) -> Processor:
     return Repetition(hf.RepetitionPenaltyLogitsProcessor(value).penalty)
 
 
+def _prompt_repetition(value: Any, config: Any) -> Processor:
+    return Repetition(1 / hf.RepetitionPenaltyLogitsProcessor(value).penalty, of_prompt=True)
+
+
 def _no_repeat(value: Any, config: Any) -> Processor:
     return NoRepeatNGram(hf.NoRepeatNGramLogitsProcessor(value).ngram_size)
+
+
+def _prompt_no_repeat(value: Any, config: Any) -> Processor:
+    return NoRepeatNGram(hf.NoRepeatNGramLogitsProcessor(value).ngram_size, of_prompt=True)
 
 
 def _bad_words(value: Any, config: Any) -> Processor:
@@ -194,8 +194,30 @@ def _least_new_tokens(value: Any, config: Any) -> Processor | None:
     return ByLength(lambda prompt, device: kind(prompt, value, ends, str(device)))
 
 
+def _forced_eos(value: Any, config: Any) -> Processor:
+    longest = config.max_new_tokens or config.max_length
+    if longest is None:
+        raise ValueError(
+            "it ends a text at generate's longest, and this file sets neither max_new_tokens nor "
+            "max_length; searches grow texts step by step"
+        )
+    new_tokens = config.max_new_tokens is not None
+    kind = hf.ForcedEOSTokenLogitsProcessor
+    return ByLength(lambda prompt, _: kind(longest + prompt * new_tokens, value))
+
+
+def _decay(value: Any, config: Any) -> Processor:
+    if not (ends := _ends(config)):
+        raise ValueError("it makes the end token likelier, and eos_token_id names none")
+    start, factor = value
+    rule = int(start), float(factor)
+    return ByLength(lambda prompt, _: hf.ExponentialDecayLengthPenalty(rule, ends, prompt))
+
+
 def _begin_suppress(value: Any, config: Any) -> Processor:
-    return ByLength(lambda prompt, _: hf.SuppressTokensAtBeginLogitsProcessor(value, prompt))
+    after_forced = config.forced_bos_token_id is not None
+    kind = hf.SuppressTokensAtBeginLogitsProcessor
+    return ByLength(lambda prompt, _: kind(value, prompt + (after_forced and prompt <= 1)))
 
 
 def _ends(config: Any) -> list[int]:
@@ -204,11 +226,23 @@ def _ends(config: Any) -> list[int]:
 
 HONOURED: Mapping[str, tuple[Asks, Make]] = {
     "sequence_bias": (_is_set, lambda value, _: _always(hf.SequenceBiasLogitsProcessor(value))),
+    "encoder_repetition_penalty": (_is_penalty, _prompt_repetition),
     "repetition_penalty": (_is_penalty, _repetition),
     "no_repeat_ngram_size": (_is_count, _no_repeat),
+    "encoder_no_repeat_ngram_size": (_is_count, _prompt_no_repeat),
     "bad_words_ids": (_is_set, _bad_words),
     "min_length": (_is_count, _least_length),
     "min_new_tokens": (_is_count, _least_new_tokens),
+    "forced_bos_token_id": (
+        _is_set,
+        lambda value, _: _always(hf.ForcedBOSTokenLogitsProcessor(int(value))),
+    ),
+    "forced_eos_token_id": (_is_set, _forced_eos),
+    "remove_invalid_values": (
+        lambda value: value is True,
+        lambda *_: _always(hf.InfNanRemoveLogitsProcessor()),
+    ),
+    "exponential_decay_length_penalty": (_is_set, _decay),
     "suppress_tokens": (_is_set, lambda value, _: _always(hf.SuppressTokensLogitsProcessor(value))),
     "begin_suppress_tokens": (_is_set, _begin_suppress),
 }
@@ -222,6 +256,9 @@ def _check_tokens(asked: Mapping[str, Any], vocab_size: int) -> None:
         part[0] if isinstance(part, list) else part for part in asked.get("sequence_bias", ())
     ]
     tokens = {"sequence_bias": biased, "bad_words_ids": asked.get("bad_words_ids", ())}
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        value = asked.get(name, ())
+        tokens[name] = [[value] if isinstance(value, int) else value]
     for name, groups in tokens.items():
         for token in (token for group in groups for token in group):
             if not 0 <= token < vocab_size:

@@ -44,6 +44,11 @@ class Texts:
         return self._padded(self.tokens)
 
     @cached_property
+    def prompt_ids(self) -> Tensor:
+        pairs = zip(self.tokens, self.prompts, strict=True)
+        return self._padded([row[:prompt] for row, prompt in pairs])
+
+    @cached_property
     def alike(self) -> list[tuple[int, Tensor, Tensor]]:
         """(length of the prompt, numbers of rows, their tokens) of rows with the same lengths."""
         groups: dict[tuple[int, int], list[int]] = {}
@@ -73,12 +78,14 @@ class Processor(Protocol):
 
 @dataclass(frozen=True)
 class Repetition:
-    """`RepetitionPenaltyLogitsProcessor`."""
+    """`RepetitionPenaltyLogitsProcessor`; of the prompt alone,
+    `EncoderRepetitionPenaltyLogitsProcessor`, whose penalty is one over the setting."""
 
     penalty: float
+    of_prompt: bool = False
 
     def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
-        ids = texts.ids
+        ids = texts.prompt_ids if self.of_prompt else texts.ids
         known = (ids >= 0) & (ids < scores.shape[-1])
         # what is no token becomes another token of the row, which gets the same value twice
         another = ids.masked_fill(~known, NO_TOKEN).amax(1, keepdim=True).clamp_min(0)
@@ -91,16 +98,19 @@ class Repetition:
 
 @dataclass(frozen=True)
 class NoRepeatNGram:
-    """`NoRepeatNGramLogitsProcessor`."""
+    """`NoRepeatNGramLogitsProcessor`; of the prompt alone,
+    `EncoderNoRepeatNGramLogitsProcessor`."""
 
     size: int
+    of_prompt: bool = False
 
     def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
         ids = texts.ids
+        source = texts.prompt_ids if self.of_prompt else ids
         first = ids.shape[1] + 1 - self.size
-        if first <= 0:
+        if first < 0 or source.shape[1] < self.size:
             return scores
-        runs = ids.unfold(1, self.size, 1)  # (rows, places, size)
+        runs = source.unfold(1, self.size, 1)  # (rows, places, size)
         same = (runs[..., :-1] == ids[:, None, first:]).all(-1)
         width = scores.shape[-1]
         last = runs[..., -1]

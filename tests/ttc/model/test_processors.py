@@ -31,16 +31,32 @@ SAME: dict[str, tuple[ours.Processor, Theirs]] = {
         ours.Repetition(0.6),
         lambda ids, prompt: hf.RepetitionPenaltyLogitsProcessor(0.6),
     ),
+    "repetition of the prompt": (
+        ours.Repetition(1 / 1.7, of_prompt=True),
+        lambda ids, prompt: hf.EncoderRepetitionPenaltyLogitsProcessor(1.7, ids[:, :prompt]),
+    ),
     "1-grams": (ours.NoRepeatNGram(1), lambda ids, prompt: hf.NoRepeatNGramLogitsProcessor(1)),
     "2-grams": (ours.NoRepeatNGram(2), lambda ids, prompt: hf.NoRepeatNGramLogitsProcessor(2)),
     "3-grams": (ours.NoRepeatNGram(3), lambda ids, prompt: hf.NoRepeatNGramLogitsProcessor(3)),
     "30-grams": (ours.NoRepeatNGram(30), lambda ids, prompt: hf.NoRepeatNGramLogitsProcessor(30)),
+    "1-grams of the prompt": (
+        ours.NoRepeatNGram(1, of_prompt=True),
+        lambda ids, prompt: hf.EncoderNoRepeatNGramLogitsProcessor(1, ids[:, :prompt]),
+    ),
+    "2-grams of the prompt": (
+        ours.NoRepeatNGram(2, of_prompt=True),
+        lambda ids, prompt: hf.EncoderNoRepeatNGramLogitsProcessor(2, ids[:, :prompt]),
+    ),
     "biases": by_length(
         lambda _: hf.SequenceBiasLogitsProcessor({(1,): 2.5, (2, 4): -9.0, (1, 2, 0): 3.0})
     ),
     "least new tokens": by_length(
         lambda prompt: hf.MinNewTokensLengthLogitsProcessor(prompt, 4, ENDS)
     ),
+    "forced last of new ones": by_length(
+        lambda prompt: hf.ForcedEOSTokenLogitsProcessor(prompt + 4, 3)
+    ),
+    "decay": by_length(lambda prompt: hf.ExponentialDecayLengthPenalty((2, 1.3), ENDS, prompt)),
 }
 
 

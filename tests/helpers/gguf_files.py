@@ -106,7 +106,7 @@ def stored(architecture: str, config: Any, tensor: str, weight: np.ndarray) -> n
         turned = weight.reshape(config.num_key_value_heads, 2, -1, *weight.shape[1:])
     if turned is not None:
         return turned.swapaxes(1, 2).reshape(weight.shape)
-    if architecture in ("gemma2", "gemma3") and "norm.weight" in tensor:
+    if architecture in ("gemma2", "gemma3", "nemotron") and "norm.weight" in tensor:
         return weight + 1
     if tensor.endswith(("gate_exps", "up_exps")):
         return np.split(weight, 2, axis=1)["_up_" in tensor]

@@ -28,7 +28,10 @@ from ttc.stored.kernel import KINDS
 from ttc.stored.layers import StoredEmbedding, StoredLinear
 
 WAY_OUT = "leave quantized out (model.quantized=false) to have its weights unpacked"
-PLAIN = ("llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3")
+PLAIN = (
+    *("llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"),
+    *("starcoder2", "stablelm"),
+)
 """Architectures whose weights a file holds row by row, in the order of transformers' or with the
 rows of a head in turn."""
 

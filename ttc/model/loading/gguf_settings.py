@@ -82,16 +82,19 @@ class Architecture:
 
     takes: the configuration's attribute that a setting is written into. missing: values of settings
     that a file may leave out, where they are not none. only: the only values of settings that the
-    model computes with. nothing: settings that change nothing, or that transformers reads. part:
-    whether a part of a head's numbers may turn with the position. factors: tensors that divide
-    rotary frequencies. biases: the configuration's attribute that says that there are biases, by
-    one of them. whole: whether transformers reads all sizes and positions itself.
+    model computes with. nothing: settings that change nothing, or that transformers reads. rope:
+    whether positions are rotary. heads_apart: whether heads may have other widths than hidden size
+    / heads. part: whether a part of a head's numbers may turn with the position. factors: tensors
+    that divide rotary frequencies. biases: the configuration's attribute that says that there are
+    biases, by one of them. whole: whether transformers reads all sizes and positions itself.
     """
 
     takes: Mapping[str, str]
     missing: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     nothing: frozenset[str] = frozenset()
+    rope: bool = True
+    heads_apart: bool = True
     part: bool = False
     factors: frozenset[str] = frozenset()
     biases: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +110,7 @@ LLAMA = Architecture(
     biases=ATTENTION_BIAS | {"blk.0.ffn_down.bias": "mlp_bias"},
 )
 GEMMA = SIZES | RMS_NORM | SOFTCAPPING
+LAYER_NORM = "attention.layer_norm_epsilon"
 WINDOW = {"attention.sliding_window": "sliding_window"}
 WINDOWED = frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})
 # nextn_predict_layers guess tokens further on, and are left out
@@ -147,6 +151,45 @@ FAMILIES: Mapping[str, Architecture] = {
         part=True,
         factors=frozenset({"rope_factors_long", "rope_factors_short"}),
     ),
+    "starcoder2": Architecture(SIZES | {LAYER_NORM: "norm_epsilon"}, heads_apart=False),
+    "stablelm": Architecture(
+        SIZES | {LAYER_NORM: "layer_norm_eps"},
+        nothing=frozenset({"use_parallel_residual"}),  # by its tensors, which transformers reads
+        heads_apart=False,
+        part=True,
+    ),
+    "nemotron": Architecture(SIZES | {LAYER_NORM: "norm_eps"}, part=True),
+    "gpt2": Architecture(
+        {
+            "block_count": "n_layer",
+            "context_length": "n_positions",
+            "embedding_length": "n_embd",
+            "feed_forward_length": "n_inner",
+            "attention.head_count": "n_head",
+            "vocab_size": "vocab_size",
+            LAYER_NORM: "layer_norm_epsilon",
+        },
+        nothing=frozenset({"attention.head_count_kv"}),
+        rope=False,
+        heads_apart=False,
+    ),
+    "mamba": Architecture(
+        {
+            "block_count": "num_hidden_layers",
+            "embedding_length": "hidden_size",
+            "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+            "ssm.conv_kernel": "conv_kernel",
+            "ssm.inner_size": "intermediate_size",
+            "ssm.state_size": "state_size",
+            "ssm.time_step_rank": "time_step_rank",
+            "vocab_size": "vocab_size",
+        },
+        only={"ssm.dt_b_c_rms": (False,), "ssm.group_count": (0,)},
+        nothing=names(
+            "context_length feed_forward_length attention.head_count attention.head_count_kv"
+        ),
+        rope=False,
+    ),
     "lfm2": Architecture(
         {"attention.layer_norm_rms_epsilon": "norm_eps"},
         nothing=frozenset({*SIZES, "rope.freq_base", "shortconv.l_cache"}),
@@ -180,7 +223,7 @@ def settle(config: Any, file: GgufFile) -> None:
     if getattr(config, "sliding_window", None):
         config.sliding_window = None  # but where the file states one
     _take(config, file, family)
-    if not family.whole:
+    if family.rope and not family.whole:
         _set_heads(config, file, family)
     if file.architecture in LARGEST:
         _set_gemma(config, file)
@@ -213,7 +256,7 @@ def _check_whole(file: GgufFile) -> None:
 def _check_keys(file: GgufFile, family: Architecture) -> None:
     prefix = f"{file.architecture}."
     known = {*family.takes, *family.nothing, *NOTHING}
-    if not family.whole:
+    if family.rope and not family.whole:
         known |= HEADS | ROPE
     for key in file.keys:
         name = key.removeprefix(prefix)
@@ -264,10 +307,14 @@ def _head_dim(file: GgufFile) -> int:
 
 def _set_heads(config: Any, file: GgufFile, family: Architecture) -> None:
     head_dim = _head_dim(file)
+    each = config.hidden_size // config.num_attention_heads
+    if not family.heads_apart and head_dim != each:
+        raise _refused(file, "attention.key_length", head_dim, (each,))
     value_dim = file.setting("attention.value_length", head_dim)
     if value_dim != head_dim:
         raise _refused(file, "attention.value_length", value_dim, (head_dim,))
-    config.head_dim = head_dim
+    if family.heads_apart:
+        config.head_dim = head_dim
     if file.setting("attention.head_count_kv") is None:
         config.num_key_value_heads = config.num_attention_heads
     rope = rope_parameters(file, head_dim, family.part)

@@ -14,10 +14,12 @@ TAKEN = names(
 )
 NOTHING = names(
     "token_type_count seperator_token_id cls_token_id mask_token_id prefix_token_id "
-    "suffix_token_id middle_token_id remove_extra_whitespaces precompiled_charsmap"
+    "suffix_token_id middle_token_id fim_pre_token_id fim_suf_token_id fim_mid_token_id "
+    "fim_pad_token_id fim_rep_token_id fim_sep_token_id remove_extra_whitespaces "
+    "precompiled_charsmap"
 )
-"""Settings that change nothing for the kinds of tokenizers that are read; those that begin with
-"fim_" are more of them."""
+"""Settings that change nothing for the kinds of tokenizers that are read."""
+TEXTS = ("tokenizer.chat_template", "tokenizer.huggingface.json", "tokenizer.rwkv.world")
 NEUTRAL = {
     "add_sep_token": False,
     "normalizer.lowercase": False,
@@ -38,6 +40,7 @@ CASED = (
 )
 SIGNS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 MARKED = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+PUNCTUATION = r"[\p{P}\$\+<=>\^~\|"
 ASCII_SIGN = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 
 GPT2 = (WORDS,)
@@ -54,25 +57,42 @@ DEEPSEEK3 = (
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{BLANKS}",
 )
 DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+BLOOM = (r" ?[^(\s|.,!?…。，、।۔،)]+",)
+SEED_CODER = (rf"{SHORT}|{LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{BLANKS}",)
+MINICPM5 = (r"\p{N}{1,3}", rf"{SHORT}|{LETTERS}|\p{{N}}+|{SIGNS}|{BLANKS}")
+BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+",
+)
 _SPLITS: dict[tuple[str, ...], str] = {
-    GPT2: "gpt-2 phi-2 gigachat exaone4 olmo granite-docling",
-    DIGITS: "starcoder refact command-r smollm exaone",
-    LLAMA3: "llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 dbrx smaug-bpe glm4",
-    QWEN2: "qwen2 deepseek-r1-qwen hunyuan megrez",
+    (PUNCTUATION + "]+", WORDS, r"\p{N}+", "[0-9][0-9][0-9]"): "default",
+    GPT2: "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling "
+    "modern-bert",
+    DIGITS: "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
+    LLAMA3: "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx "
+    "smaug-bpe chatglm-bpe glm4 glm5",
+    QWEN2: "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
     QWEN35: "qwen35",
     TEKKEN: "tekken",
-    GPT4O: "gpt-4o llama4 kanana2",
-    DEEPSEEK3: "deepseek-v3 hunyuan-dense",
+    GPT4O: "gpt-4o llama4 kanana2 talkie minimax-m2",
+    BLOOM: "bloom poro-chat gpt3-finnish",
+    (*BLOOM, r"\p{N}"): "viking",
+    (PUNCTUATION + "`]+", WORDS, "[0-9][0-9][0-9]"): "falcon",
+    DEEPSEEK3: "deepseek-v3 hunyuan-dense joyai-llm hy_v4",
     DEEPSEEK_CODER: "deepseek-coder",
-    (r"[\p{P}\$\+<=>\^~\|]+", WORDS, r"\p{N}+", "[0-9][0-9][0-9]"): "default",
+    SEED_CODER: "seed-coder",
+    MINICPM5: "minicpm5",
+    BAILING: "bailingmoe bailingmoe2 llada-moe",
 }
 SPLITS = {name: patterns for patterns, its in _SPLITS.items() for name in names(its)}
 """How text is cut before a tokenizer's merges, by the names of `tokenizer.ggml.pre`: patterns of
 the models' own tokenizers, each applied to the pieces that the one before it left."""
 
-WITH_BOS = names("llama3 llama-v3 llama-bpe falcon3 pixtral lfm2 tekken")
+WITH_BOS = names(
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"
+)
 """Text begins with a token of its own, where a file does not say."""
-WHOLE_WORDS = WITH_BOS | {"glm4"}
+WHOLE_WORDS = WITH_BOS | {"glm4", "glm5", "minicpm5"}
 """A word that is a token is that token, whatever the merges would make of it."""
 
 
@@ -92,7 +112,9 @@ def restore(tokenizer: Any, file: GgufFile) -> None:
 def _check_keys(file: GgufFile) -> None:
     for key in file.keys:
         name = key.removeprefix(PREFIX)
-        if name == key or name in TAKEN | NOTHING or name.startswith("fim_"):
+        if not key.startswith("tokenizer.") or key.startswith(TEXTS):
+            continue
+        if name in TAKEN | NOTHING:
             continue
         if name not in NEUTRAL or file.value(key) != NEUTRAL[name]:
             value = str(file.value(key))[:60]

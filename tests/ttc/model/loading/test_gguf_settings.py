@@ -170,6 +170,27 @@ CASES: dict[str, Case] = {
             "rope_factors_short.weight": LONGROPE["short_factor"],  # type: ignore[dict-item]
         },
     ),
+    "starcoder2": (
+        "starcoder2",
+        sized(
+            hf.Starcoder2Config, rope_parameters={"rope_type": "default", "rope_theta": 999_999.0}
+        ),
+        {"rope.freq_base": 999_999.0},
+        {},
+    ),
+    "stablelm": (
+        "stablelm",
+        sized(
+            hf.StableLmConfig,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 5e4,
+                "partial_rotary_factor": 0.5,
+            },
+        ),
+        {"rope.dimension_count": 8, "rope.freq_base": 5e4, "use_parallel_residual": False},
+        {},
+    ),
 }
 TOKENS = torch.randint(0, 90, (150,), generator=torch.Generator().manual_seed(0)).tolist()
 

@@ -57,8 +57,8 @@ class Snapshot:
         self._versions = self._versions_now()
 
     def _note_tensors(self) -> None:
-        both = [(each._parameters, each._buffers) for each in self.modules]
-        self._held = [tensors for tensors in chain.from_iterable(both) if tensors]
+        both: list[tuple[Any, Any]] = [(each._parameters, each._buffers) for each in self.modules]
+        self._held: list[dict[str, Any]] = [held for held in chain.from_iterable(both) if held]
         places = [(held, key) for held in self._held for key in held]
         # Accelerate's hooks put other tensors into the places of weights that they leave empty
         kept = [(h, k) for h, k in places if h[k] is None or not (h[k].is_meta or _is_small(h[k]))]

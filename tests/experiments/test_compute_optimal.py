@@ -83,7 +83,7 @@ def written(
         "model": {"name": model},
         "dataset": {"name": "d"},
         "search": search,
-        "run": {"max_tokens": max_tokens},
+        "run": {"seed": 0, "max_tokens": max_tokens},
     }
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     lines = []

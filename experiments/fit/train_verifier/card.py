@@ -56,85 +56,48 @@ def _interval(figure: Sequence[float] | None) -> str:
     return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _states(fit: dict[str, Any]) -> str:
-    if "lora" not in fit:
-        return "the model's last hidden state"
-    return f"the last hidden state of the model with LoRA adapters of rank {fit['lora']['rank']}"
-
-
-def _way(fit: dict[str, Any]) -> str:
-    """How it was trained."""
-    if "lora" not in fit:
-        return f"""\
-Logistic regression on scaled features. The strength of regularisation, {fit["strength"]:g}, was
-chosen on the validation problems, fitted without them; the head was then fitted to both parts."""
-    lora = fit["lora"]
-    return f"""\
-Adapters on all linear layers and the head together, by AdamW with a learning rate up to
-{lora["learning_rate"]:g}, {lora["batch"]} solutions at once, {lora["epochs"]} times over the train
-part. What is kept was best on the validation problems, after {lora["epoch"]}."""
-
-
-LABELS = {
-    "soft": "the share of its continuations that end right",
-    "hard": "whether any of its continuations ends right",
-    "outcome": "whether its solution ends right",
-}
-
-
 def card(record: dict[str, Any], config: DictConfig) -> str:
     """The README of the folder."""
-    data = record["data"]
-    fit = record["fit"]
-    seconds = record["seconds"]
-    machine = record["machine"]
-    best = min(fit["validation_loss"].values())
-    counts = "\n".join(
-        f"| {name} | {part['problems']} | {part['solutions']} | {part['right']} | {part['steps']} |"
-        for name, part in ((name, data[name]) for name in ("train", "validation", "test"))
+    data, fit, machine = record["data"], record["fit"], record["machine"]
+    parts = [
+        [name, *(str(data[name][count]) for count in ("problems", "solutions", "right", "steps"))]
+        for name in ("train", "validation", "test")
+    ]
+    counts = Table("", ("part", "problems", "solutions", "right solutions", "steps"), parts)
+    lora = fit.get("lora")
+    states = f" with LoRA adapters of rank {lora['rank']}" if lora else ""
+    way = (
+        f"by AdamW with the adapters, kept after epoch {lora['epoch']} of {lora['epochs']}"
+        if lora
+        else f"by logistic regression, with a penalty of {fit['strength']:g}"
     )
     use = f"model.name={config.model.name} dataset={config.dataset.name} verifier=value_head"
-    name = record["verifier"]
     return f"""\
-# A {name} for {config.model.name} on {data["dataset"]}
+# A {record["verifier"]} for {config.model.name} on {data["dataset"]}
 
-Two linear outputs on {_states(fit)} at the end of each step. Their softmax is
-the chance that the step is right. It was trained for {record["model"]}; other weights need another
-one.
+Two linear outputs on the last hidden state of the model{states}, at the end of each step: their
+softmax is the chance that the step is right. It was trained for {record["model"]}.
 
 ```
 python -m experiments.run {use} verifier.model={config.train.folder}
 ```
 
-## Data
+Each problem has {data["rollouts"]} solutions by the model itself, at temperature
+{data["temperature"]}, with {data["continuations"]} continuations from the end of each step but the
+last. Labels: `{data["labels"]}` (docs/verifiers.md says what they are). Problems to train on differ
+from those to test by {data["source"]}; {data["dropped"]} were left out, as in the test set or twice.
+`train.jsonl`, `validation.jsonl` and `test.jsonl` have these in the format of TRL's PRMTrainer,
+unless the data are private.
 
-The model's own solutions, {data["rollouts"]} for each problem at temperature {data["temperature"]},
-and from the end of each step but the last {data["continuations"]} continuations. A step's label is
-{LABELS[data["labels"]]}; that of a last step is whether its solution is right. The problems to
-train on differ from those of the test by {data["source"]}. Of them {data["dropped"]} were left out,
-since their questions are in the test set or come twice. Train and validation are parts of the other
-problems.
+{counts.markdown()}
 
-| part | problems | solutions | right solutions | steps |
-|---|---|---|---|---|
-{counts}
+Trained {way}, chosen on the validation problems. Mean loss in nats: {fit["loss_before"]:.4f} for a
+constant, {fit["loss"]:.4f} for what is trained; on the validation problems
+{fit["validation_loss_before"]:.4f} and {min(fit["validation_loss"].values()):.4f}. It took
+{record["seconds"]["all"]:.0f} s with the test ({machine["cpu"]}, threads: {machine["threads"]}).
 
-`train.jsonl`, `validation.jsonl` and `test.jsonl` hold these in the format of TRL's PRMTrainer
-(prompt, completions, labels), and beside that each step's value and the problem's id. A private
-data set leaves no such files.
-
-## Training
-
-{_way(fit)} Mean loss in nats:
-{fit["loss_before"]:.4f} for a constant, {fit["loss"]:.4f} for the {name}; on the validation
-problems, {fit["validation_loss_before"]:.4f} and {best:.4f}. It took
-{seconds["training"]:.0f} s with the solutions, and {seconds["all"]:.0f} s with the test
-({machine["cpu"]}, threads: {machine["threads"]}).
-
-## Test
-
-On {data["test"]["problems"]} problems that nothing was trained or chosen on. Intervals are 95%,
-over problems; p is McNemar's, of each comparison alone.
+On the test problems, which nothing was trained or chosen on (intervals are 95%, over problems; p is
+McNemar's, of each comparison alone):
 
 {tables(record)}
 

@@ -50,7 +50,6 @@ from ttc.results import Problem, Result
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
 from verifiers import ConfidenceVerifier, ValueHead
-from verifiers.value_head import SETTINGS
 
 SOLUTIONS_AT_ONCE = 128
 """The most solutions whose keys and values are kept while their features are computed."""
@@ -159,13 +158,10 @@ def _check_labels(settings: DictConfig) -> None:
 
 def _check_folder(folder: Path) -> None:
     """Raise InvalidInput for a folder that holds anything: nothing is written over."""
-    way_out = "choose another train.folder, or delete it"
-    if (folder / SETTINGS).exists():
-        raise InvalidInput(f"{folder} holds a trained verifier already; {way_out}")
-    if folder.exists() and not folder.is_dir():
-        raise InvalidInput(f"train.folder={folder} is a file; {way_out}")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise InvalidInput(f"train.folder={folder} holds other files; {way_out}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidInput(
+            f"train.folder={folder} is no empty folder; choose another one, or delete it"
+        )
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def test_the_corpus_is_graded_and_voted_as_it_says() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_the_cases_of_math_verify_are_its_own() -> None:
     from math_verify import parse, verify
 

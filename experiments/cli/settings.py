@@ -85,6 +85,7 @@ class DatasetConfig:
     (`ttc.text.prompt.WORDS`), and with an extract of your own the question alone. raw: they are the
     whole prompt, with no chat template around them.
     chat_options: what else the chat template takes, as {enable_thinking: false}.
+    keep_generated: see `ttc.text.prompt.PromptTemplate`.
     examples: solved examples that come first. shots: how many more come first.
     shots_path, shots_split: a file, or a split of the hub, that they are taken from. shots_seed:
     draws these; without it they are the first rows.
@@ -119,6 +120,7 @@ class DatasetConfig:
     chat: bool | None = None
     raw: bool = False
     chat_options: dict[str, Any] = field(default_factory=dict)
+    keep_generated: bool = False
     examples: list[Example] = field(default_factory=list)
     shots: NonNegativeInt = 0
     shots_path: str | None = None

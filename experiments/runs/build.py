@@ -151,7 +151,10 @@ def make_template(config: DictConfig) -> PromptTemplate:
     data = config.dataset
     examples = (*((e.question, e.answer) for e in data.examples), *load_examples(data))
     options = as_dict(data.chat_options)
-    return PromptTemplate(data.instruction, data.system, examples, data.chat, data.raw, options)
+    keep = data.keep_generated
+    return PromptTemplate(
+        data.instruction, data.system, examples, data.chat, data.raw, options, keep_generated=keep
+    )
 
 
 def make_budget(config: DictConfig) -> Budget:

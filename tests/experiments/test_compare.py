@@ -371,11 +371,40 @@ def test_the_names_of_24_rows_leave_the_plot_its_width(
     assert [text.get_text() for text in figure.legends[0].get_texts()][1] == "n=1 temperature=0.6"
 
 
-def test_the_plot_is_drawn(tmp_path: Path) -> None:
+def test_points_that_lie_on_each_other_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    marks = (("a", A), ("b", B), ("c", A))
+    folders = [save(tmp_path, name, problems(m), search__n=n) for n, (name, m) in enumerate(marks)]
+    compare(parsed([*folders, "--plot", str(tmp_path / "plot.png")]))
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names == ["a", "b", "c (at a)"]
+
+
+def test_what_is_written_holds_what_the_screen_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
-    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
-    compare(parsed([a, b, "--plot", str(tmp_path / "made" / "plot.png")]))
-    assert (tmp_path / "made" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    a, b = save(tmp_path, "a|1", problems(A)), save(tmp_path, "<b>", problems(B), search__n=4)
+    out = {form: tmp_path / "made" / f"found.{form}" for form in ("csv", "html", "png")}
+    words = [
+        f"--{kind}={out[form]}" for kind, form in zip(("csv", "html", "plot"), out, strict=True)
+    ]
+    compare(parsed([a, b, *words]))
+    text = capsys.readouterr().out
+    assert re.search(r"\na\|1 +75\.0%", text) and "p, Holm" in text
+    assert text.startswith("Accuracy and cost") and "Settings that differ" not in text
+    compare(parsed([a, b, "--settings"]))
+    assert "Settings that differ" in capsys.readouterr().out
+    compare(parsed([a, b, "--format", "csv"]))
+    assert out["csv"].read_text() == capsys.readouterr().out
+    page = out["html"].read_text()
+    assert "&lt;b&gt;" in page and "<td>75.0%</td>" in page and "<svg" in page
+    assert "http" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.S)
+    assert out["png"].read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidInput, match=r"--plot=.*plot\.zip"):
         compare(parsed([a, b, "--plot", str(tmp_path / "plot.zip")]))
 

@@ -41,9 +41,15 @@ def exported(folder: Path, *words: str) -> Any:
     """What `datasets` reads of the file."""
     arguments = parsed([str(folder), *words])
     export(arguments)
-    name = "trajectories.jsonl" if arguments.format == "jsonl" else f"{arguments.type}.jsonl"
+    form = arguments.format
+    name = f"{arguments.type}.jsonl" if form == "trl" else f"trajectories.{form}"
     cache = str(folder.parent / "cache")
-    return load_dataset("json", data_files=str(folder / name), split="train", cache_dir=cache)
+    return load_dataset(
+        "parquet" if form == "parquet" else "json",
+        data_files=str(folder / name),
+        split="train",
+        cache_dir=cache,
+    )
 
 
 def test_trajectories_hold_what_the_model_saw_and_wrote(place: Path) -> None:
@@ -51,7 +57,8 @@ def test_trajectories_hold_what_the_model_saw_and_wrote(place: Path) -> None:
         composed(place, "verifier=confidence", "run.record_tokens=true", "run.seed=3", search=BEAMS)
     )
     folder = place / "outputs" / "r"
-    rows = exported(folder)
+    rows = exported(folder, "--format", "parquet")
+    assert exported(folder, "--format", "jsonl")[:] == rows[:]
     records = {
         r["id"]: r for r in map(json.loads, (folder / "records.jsonl").read_text().splitlines())
     }

@@ -118,7 +118,7 @@ def test_a_comparison_and_a_selection_name_their_runs(
 ) -> None:
     first = save(tmp_path, f"a{IN_A_NAME}", problems([1, 0]))
     other = save(tmp_path, "b", problems([0, 1]), search__n=HOSTILE[0])
-    compare(parsed_comparison([first, other, "--format", "csv"]))
+    compare(parsed_comparison([first, other, "--settings"]))
     check(capsys.readouterr().out, r"a\x9b2J\u202e", r"\x1b]52;c;cm0=\x07")
     monkeypatch.setattr(sys, "argv", ["select", first])
     select()

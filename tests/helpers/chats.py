@@ -36,8 +36,8 @@ class Chat:
     system, shot: the prompt with SYSTEM, with EXAMPLES before it; None where it is left out here.
     special: the tokens of their own, beside bos and eos. kind: of the tokenizer, see `tokenizer`.
     before: what it puts before raw texts. said: what the model writes as ANSWER, blanks and
-        thoughts with it. rewrites: the whole chat does not hold it as the model wrote it.
-        options: what else the template takes.
+        thoughts with it. rewrites: the whole chat does not hold it as the model wrote it; `follows`
+        is what follows it then. options: what else the template takes.
     """
 
     source: str
@@ -53,6 +53,7 @@ class Chat:
     before: tuple[str, ...] = ()
     said: str = ANSWER
     rewrites: bool = False
+    follows: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -359,6 +360,7 @@ CHATS = {
         eos="<|im_end|>",
         said="<think>\nEasy.\n</think>\n\nfour",
         rewrites=True,
+        follows="<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n",
     ),
     "qwen_3_without_thoughts": Chat(
         "Qwen/Qwen3-8B, enable_thinking=False: the empty thoughts before an answer are not kept "
@@ -375,6 +377,8 @@ CHATS = {
         (*IM, "<think>", "</think>"),
         eos="<|im_end|>",
         rewrites=True,
+        follows="<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
+        "</think>\n\n",
         options={"enable_thinking": False},
     ),
     "gemma_2": Chat(
@@ -464,6 +468,7 @@ CHATS = {
         before=("<｜begin▁of▁sentence｜>",),
         said="Easy.\n</think>\n\nfour",
         rewrites=True,
+        follows="<｜end▁of▁sentence｜><｜User｜>Sure?<｜Assistant｜><think>\n",
     ),
     "deepseek_llm": Chat(
         "deepseek-ai/deepseek-llm-7b-chat",
@@ -542,6 +547,9 @@ CHATS = {
         before=("<BOS_TOKEN>",),
         said=" four",
         rewrites=True,
+        follows="<|END_OF_TURN_TOKEN|>"
+        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Sure?<|END_OF_TURN_TOKEN|>"
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
     ),
     "yi": Chat(
         "01-ai/Yi-34B-Chat: ChatML on SentencePiece",

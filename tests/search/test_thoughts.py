@@ -176,6 +176,32 @@ def test_each_turn_begins_as_its_own_prompt_says() -> None:
     assert solved(SelfRefine(attempts=2), lambda branch: next(turns)).answer is None
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "said"),
+    [(MAGISTRAL, "[THINK]{}?[/THINK]{}"), (R1, "{}?</think>{}"), (GPT_OSS, GPT_OSS_SAYS)],
+    ids=["magistral", "r1", "gpt-oss"],
+)
+def test_an_attempt_that_is_told_again_keeps_the_marks_of_its_thought(
+    tokenizer: Any, said: str
+) -> None:
+    """With a memory of one attempt, each prompt after the second is put together anew; on request
+    with the model's own tokens."""
+    turns, asked = iter("1234"), list[list[int]]()
+
+    def says(branch: Branch) -> str:
+        asked.append(list(branch.tokens))
+        return said.replace("{}", next(turns))
+
+    search = Revision(n=1, attempts=4, memory=1, feedback="Again.")
+    template = PromptTemplate(keep_generated=True)
+    result = solved(search, says, tokenizer, verifier=Scores(lambda branch: 0.5), template=template)
+    assert result.answer is not None and len(asked) == 4
+    for place in (2, 3):
+        prompt = tokenizer.decode(asked[place])
+        answer = said.replace("{}", str(place)) + "<eos>"
+        assert prompt.count(answer) == 1 and prompt.count("Again.") == 1, prompt
+
+
 def test_a_probe_asks_in_the_thought_and_its_answer_counts() -> None:
     chain = "maybe 3, or maybe 4, so I wonder which of the two it really is"
 

@@ -137,6 +137,8 @@ def next_prompt(
     tokens: Sequence[int],
     tokenizer: Any,
     options: Mapping[str, Any] | None = None,
+    *,
+    keep_generated: bool = False,
 ) -> list[int]:
     """The tokens of the whole chat, after the model's `answer` to `messages` and the user's next
     `words`.
@@ -144,6 +146,7 @@ def next_prompt(
     tokens: those of `messages` and of the answer as the model wrote it. Blanks around answers are
         left out where the whole chat begins with `tokens` then. It does not where the template
         rewrites the answer, or the model wrote it in other pieces than the tokenizer.
+    keep_generated: then `tokens` stay, and what the template writes after an answer follows.
     Raises InvalidInput as `next_turn_text` does.
     """
     chat, chats = _answered(messages, answer, words), list[list[int]]()
@@ -152,8 +155,8 @@ def next_prompt(
         if len(whole) > len(tokens) and whole[: len(tokens)] == list(tokens):
             return whole
         chats.append(whole)
-    next_turn_text(messages, words, tokenizer, options)  # refuses a template of one turn
-    return chats[0]
+    after = next_turn_text(messages, words, tokenizer, options)
+    return [*tokens, *following(after, tokenizer)] if keep_generated else chats[0]
 
 
 def end_of_prompt(

@@ -84,6 +84,8 @@ class PromptTemplate(Options):
     options: what else the chat template takes.
     add_bos: put the beginning-of-sequence token before a prompt that does not begin with it.
         transformers does not.
+    keep_generated: go on in further turns from the tokens that the model wrote, where the chat
+        template leaves its thoughts out or writes its answer in another way. transformers does not.
 
     The tokens are those of transformers: of `apply_chat_template` with a chat template, else
     `tokenizer(text)["input_ids"]`.
@@ -96,6 +98,7 @@ class PromptTemplate(Options):
     raw: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     add_bos: bool = False
+    keep_generated: bool = False
 
     what: ClassVar[str] = "the question"
     """What errors call the question."""
@@ -223,8 +226,10 @@ class PromptTemplate(Options):
         tokens (see `ttc.text.chat.next_prompt`). Without one it goes on from `tokens`.
         """
         if self.uses_chat(tokenizer):
-            messages = self._chat(question, said[:-1])
-            return next_prompt(messages, said[-1], words, tokens, tokenizer, self.options)
+            messages, keep = self._chat(question, said[:-1]), self.keep_generated
+            return next_prompt(
+                messages, said[-1], words, tokens, tokenizer, self.options, keep_generated=keep
+            )
         return [*tokens, *following(self.next_turn(words, tokenizer, question, said), tokenizer)]
 
     def end_of_prompt(self, question: str, tokenizer: Any, said: Sequence[str] = ()) -> str | None:

@@ -31,6 +31,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT)
     parser.add_argument(
+        "--settings", action="store_true", help="also show every setting in which rows differ"
+    )
+    parser.add_argument(
         "--baseline", metavar="ROW", help="what the others are compared with: a label, or a folder"
     )
     parser.add_argument(
@@ -43,7 +46,11 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="compare runs that ask otherwise all the same",
     )
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="a line per row, with its difference to the first"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="one page, with the plot")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="accuracy against compute, as .png, .svg or .pdf"
     )
@@ -52,8 +59,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def compare(arguments: argparse.Namespace) -> None:
     from experiments.eval.compare.rows import check_comparable, load_rows, with_baseline
-    from experiments.eval.compare.show import comparison, csv_text, draw, tables
-    from experiments.runs.records import as_json
+    from experiments.eval.compare.show import comparison, csv_text, tables, write
 
     rows = load_rows(arguments.folders, arguments.labels and arguments.labels.split(","))
     if arguments.baseline is not None:
@@ -63,13 +69,9 @@ def compare(arguments: argparse.Namespace) -> None:
     if arguments.format == "csv":
         show(csv_text(figures), end="")
     else:
-        show("\n\n".join(getattr(table, arguments.format)() for table in tables(figures)))
-    for file in filter(None, (arguments.json, arguments.plot)):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if file is arguments.plot:
-            draw(figures["rows"], file)
-        else:
-            file.write_text(as_json(figures), encoding="utf-8")
+        shown = tables(figures, arguments.settings)
+        show("\n\n".join(getattr(table, arguments.format)() for table in shown))
+    for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
         say(f"\nwritten: {file}")
 
 

@@ -32,6 +32,7 @@ OF_THE_PROMPT = (
     "chat",
     "raw",
     "chat_options",
+    "keep_generated",
     "examples",
     "shots",
     "shots_split",

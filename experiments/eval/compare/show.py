@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.tables import Table, amount, as_csv, as_typed, p_value, percent, points
+from experiments.cli.labels import labels, short_keys, short_value, telling_settings
+from experiments.cli.tables import Table, amount, as_csv, as_typed, p_value, page, percent, points
 from experiments.eval.compare.figures import frontier, pair_figures, repeat_figures, row_figures
 from experiments.eval.compare.rows import (
     ComparedRow,
@@ -18,6 +20,7 @@ from experiments.eval.compare.rows import (
     short_place,
     some_of,
 )
+from experiments.runs.records import as_json
 from experiments.runs.screen import as_bytes
 from experiments.runs.summary import shown_counts
 from ttc.errors import InvalidInput
@@ -37,6 +40,8 @@ ABOUT_PAIRS = (
 )
 LEGEND = 120
 """Characters of a line of a plot's legend."""
+COINCIDE = 0.005
+"""The share of an axis within which two points are one to the eye."""
 MARKERS = "osD^vP"
 """One for each ten rows, as there are ten colours."""
 
@@ -61,13 +66,15 @@ def comparison(rows: Sequence[ComparedRow]) -> Figures:
     }
 
 
-def tables(figures: Figures) -> list[Table]:
+def tables(figures: Figures, settings: bool = True) -> list[Table]:
+    """settings: whether the settings that differ have a table, too."""
     rows = figures["rows"]
     shown = [
         _accuracy(rows),
         _repeats(figures["repeats"]),
         _samples(rows),
         _differences(figures["differences"]),
+        _settings(figures["settings"]) if settings else None,
     ]
     return [table for table in shown if table is not None]
 
@@ -97,6 +104,24 @@ def _called(rows: Sequence[ComparedRow], names: Mapping[Path, str]) -> list[Comp
     return [ComparedRow(name, row.runs) for name, row in zip(given, rows, strict=True)]
 
 
+def write(
+    figures: Figures, csv: Path | None, json: Path | None, html: Path | None, plot: Path | None
+) -> list[Path]:
+    rows = figures["rows"]
+    files = [file for file in (csv, json, html, plot) if file is not None]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    if csv is not None:
+        csv.write_text(csv_text(figures), encoding="utf-8")
+    if json is not None:
+        json.write_text(as_json(figures), encoding="utf-8")
+    if html is not None:
+        html.write_text(page("Runs side by side", tables(figures), _svg(rows)), encoding="utf-8")
+    if plot is not None:
+        draw(rows, plot)
+    return files
+
+
 def csv_text(figures: Figures) -> str:
     """A line for each row: the settings in which rows differ, figures, the difference from the
     first."""
@@ -122,7 +147,7 @@ def csv_text(figures: Figures) -> str:
     return as_csv(lines)
 
 
-def draw(rows: Sequence[Figures], out: Path) -> None:
+def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = None) -> None:
     """Accuracy against compute, with intervals, and the frontier: the rows that no cheaper one
     reaches.
 
@@ -144,7 +169,7 @@ def draw(rows: Sequence[Figures], out: Path) -> None:
     else:
         costs = [row["generated_tokens"] + row["verifier_tokens"] for row in rows]
     heights = [100 * row["accuracy"] for row in rows]
-    names = [row["row"] for row in rows]
+    names = _told_apart(rows, list(zip(costs, heights, strict=True)))
     across = max(1, LEGEND // (max(map(len, names)) + 6))
     legend_height = 0.17 * math.ceil(len(rows) / across)
     figure, axis = pyplot.subplots(figsize=(7, 4.2 + legend_height), layout="constrained")
@@ -175,11 +200,41 @@ def draw(rows: Sequence[Figures], out: Path) -> None:
         axis.xaxis.set_minor_formatter(lambda value, _: amount(value))
     axis.xaxis.set_major_formatter(lambda value, _: amount(value))
     try:
-        figure.savefig(out, dpi=120)
+        figure.savefig(out, dpi=120, format=form)
     except ValueError as error:  # a suffix that matplotlib does not know
         raise InvalidInput(f"--plot={out}: {error}") from error
     finally:
         pyplot.close(figure)
+
+
+def _told_apart(rows: Sequence[Figures], points: Sequence[tuple[float, float]]) -> list[str]:
+    """The rows' names in the legend. One whose point lies on that of an earlier row says so."""
+    costs, heights = zip(*points, strict=True)
+    spans = [max(max(costs) - min(costs), 1e-9), max(max(heights) - min(heights), 1e-9)]
+    names: list[str] = []
+    for place, row in enumerate(rows):
+        under = next(
+            (
+                rows[i]["row"]
+                for i in range(place)
+                if all(
+                    abs(a - b) < COINCIDE * span
+                    for a, b, span in zip(points[place], points[i], spans, strict=True)
+                )
+            ),
+            None,
+        )
+        names.append(row["row"] if under is None else f"{row['row']} (at {under})")
+    return names
+
+
+def _svg(rows: Sequence[Figures]) -> str | None:
+    text = io.StringIO()
+    try:
+        draw(rows, text, "svg")
+    except InvalidInput:  # a page without a picture is a page
+        return None
+    return text.getvalue()[text.getvalue().index("<svg") :]
 
 
 # ---------------------------------------------------------------- tables
@@ -259,3 +314,17 @@ def _differences(pairs: Sequence[Figures]) -> Table | None:
         detectable = "-" if pair["detectable"] is None else f"{100 * pair['detectable']:.1f}"
         lines.append([pair["row"], pair["against"], *gap, correlation, *test, detectable])
     return Table("Differences", columns, lines, [ABOUT_PAIRS]) if lines else None
+
+
+def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Table | None:
+    rows = list(settings.values())
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    if labels(rows) == list(settings) and set(keys) == set(telling_settings(rows)):
+        return None  # the labels say it all
+    if not keys:
+        return None
+    lines = []
+    for name, row in settings.items():
+        values = [short_value(key, row[key]) if key in row else "-" for key in keys]
+        lines.append([name, *values])
+    return Table("Settings that differ", ("run", *short_keys(keys).values()), lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from experiments.runs.finished import FinishedRun
 from experiments.runs.reading import check_whole
@@ -97,3 +98,20 @@ def _rows(run: FinishedRun, record: Row) -> Iterator[Row]:
             "correct": branch.get("correct"),
             "chosen": branch is best,
         }
+
+
+def write_parquet(rows: Sequence[Row], out: Path) -> None:
+    """The rows of `trajectories`; types do not depend on which values are missing."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    types = {
+        name: pa.list_(pa.int64())
+        for name in ("prompt_ids", "completion_ids", "step_ends", "nodes", "path")
+    }
+    types |= {name: pa.list_(pa.float64()) for name in ("logprobs", "scores", "step_scores")}
+    types |= {"seed": pa.int64(), "correct": pa.bool_(), "chosen": pa.bool_()}
+    kinds = {name: types.get(name, pa.string()) for name in rows[0]}
+    pyarrow.parquet.write_table(
+        pa.Table.from_pylist(list(rows), pa.schema(list(kinds.items()))), out
+    )

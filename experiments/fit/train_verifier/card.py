@@ -85,7 +85,7 @@ python -m experiments.run {use} verifier.model={config.train.folder}
 Each problem has {data["rollouts"]} solutions by the model itself, at temperature
 {data["temperature"]}, with {data["continuations"]} continuations from the end of each step but the
 last. Labels: `{data["labels"]}` (docs/verifiers.md says what they are). Problems to train on differ
-from those to test by {data["source"]}; {data["dropped"]} were left out, as in the test set or twice.
+from those to test by {data["source"]}; left out as in the test set or twice: {data["dropped"]}.
 `train.jsonl`, `validation.jsonl` and `test.jsonl` have these in the format of TRL's PRMTrainer,
 unless the data are private.
 

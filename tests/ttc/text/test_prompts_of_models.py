@@ -85,6 +85,16 @@ def test_a_next_turn_makes_the_whole_chat(chat: Chat) -> None:
     assert chat.turned.endswith(text) and text.strip() and ANSWER not in text
 
 
+@pytest.mark.few(8)
+@cases
+def test_a_next_turn_stands_on_the_models_own_tokens_on_request_alone(chat: Chat) -> None:
+    given = chat.ids(chat.prompt + chat.said)
+    template = asked(chat, keep_generated=True)
+    made = template.next_prompt(WORDS, chat.tokenizer, QUESTION, [chat.said], given)
+    assert made == (given + chat.ids(chat.follows) if chat.rewrites else chat.ids(chat.turned))
+
+
+@pytest.mark.few(8)
 @cases
 def test_a_third_turn_follows_the_second(chat: Chat) -> None:
     given = chat.ids(chat.turned + chat.said)
@@ -276,4 +286,10 @@ def test_an_answer_in_other_pieces_than_the_tokenizers_is_sent_in_the_tokenizers
     odd = [*chat.ids(chat.prompt), *chat.ids("<|im_start|>four")]
     assert asked(chat).next_prompt(WORDS, chat.tokenizer, QUESTION, ["four"], odd) == chat.ids(
         chat.turned
+    )
+    kept = asked(chat, keep_generated=True).next_prompt(
+        WORDS, chat.tokenizer, QUESTION, ["four"], odd
+    )
+    assert kept == odd + chat.ids(
+        "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
     )

@@ -7,11 +7,7 @@ from pathlib import Path
 from ttc.lazy import public_names
 from ttc.parts import handled
 
-FOLDERS = {
-    "search": "search",
-    "verifier": "verifiers",
-    "memory": "ttc.residency",
-}
+FOLDERS = {"search": "search", "verifier": "verifiers", "memory": "ttc.residency"}
 """The groups whose choices are the public classes of a folder, each by the name of its file."""
 
 

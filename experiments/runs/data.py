@@ -11,11 +11,7 @@ from experiments.cli.settings import DatasetConfig
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import AnswerReading, IsCorrect
 from experiments.runs.private import LEFT_OUT, texts_left_out, without_quotes
-from experiments.runs.readers import (
-    find_reader,
-    own_id,
-    text_of,
-)
+from experiments.runs.readers import find_reader, own_id, text_of
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.shards import Shard
 from experiments.runs.summary import kinds_of_errors, shown_kind

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 DEFAULT = "confidence"
 """As measured (docs/verifiers.md, "The default")."""
-BY_KIND = {
-    **dict.fromkeys(("number", "strict", "math"), "arithmetic"),
-    "code": "execution",
-}
+BY_KIND = {**dict.fromkeys(("number", "strict", "math"), "arithmetic"), "code": "execution"}
 
 
 def default_verifier(kind: str) -> str:

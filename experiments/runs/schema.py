@@ -167,9 +167,7 @@ def plain_hint(hint: Any) -> Any:
 
 # defaults of settings that follow others; a configuration without them cannot be read
 OmegaConf.register_new_resolver(
-    "words_for",
-    lambda kind, extract: words_for(kind if extract is None else "text"),
-    replace=True,
+    "words_for", lambda kind, extract: words_for(kind if extract is None else "text"), replace=True
 )
 OmegaConf.register_new_resolver(
     "verifier_for", lambda kind: target_of(_verifier(default_verifier(kind))), replace=True

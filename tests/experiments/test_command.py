@@ -77,10 +77,7 @@ def test_the_first_output_comes_before_slow_imports(words: list[str]) -> None:
             ["verifier/inner=x", "verifier=confidence_gated"],
             "verifier/inner=x is unknown; use one of arithmetic, ",
         ),
-        (
-            ["serch=greedy"],
-            "serch is no setting; is it search? use one of model, dataset, ",
-        ),
+        (["serch=greedy"], "serch is no setting; is it search? use one of model, dataset, "),
         (
             ["search.beam_sise=3"],
             "search.beam_sise is no setting of search.BeamSearch; is it beam_size? use one of ",
@@ -105,14 +102,8 @@ def test_the_first_output_comes_before_slow_imports(words: list[str]) -> None:
             "+dataset.params.min_numbers=VALUE",
         ),
         (["run.max_tokens=0"], "run.max_tokens=0 must be at least 1"),
-        (
-            ["search.beam_size=many"],
-            "search.beam_size=many is of type str; give a whole number",
-        ),
-        (
-            ["search.beam_size=true"],
-            "search.beam_size=true is of type bool; give a whole number",
-        ),
+        (["search.beam_size=many"], "search.beam_size=many is of type str; give a whole number"),
+        (["search.beam_size=true"], "search.beam_size=true is of type bool; give a whole number"),
         (
             ["search=greedy", "verifier=none", "search.temperature=0.7"],
             "temperature=0.7 samples, and greedy search",

@@ -233,10 +233,7 @@ def test_a_verifier_that_cannot_rate_is_known_before_the_run(
         raise RuntimeError("the judge is out")
 
     monkeypatch.setattr(ArithmeticVerifier, "rate", broken)
-    with pytest.raises(
-        VerifierError,
-        match=r"the judge is out \(.*test_run.py:\d+\), on a branch",
-    ):
+    with pytest.raises(VerifierError, match=r"the judge is out \(.*test_run.py:\d+\), on a branch"):
         run_here(tmp_path, *SHORT)
     gated = [
         "verifier=confidence_gated",
@@ -244,10 +241,7 @@ def test_a_verifier_that_cannot_rate_is_known_before_the_run(
         "verifier.tau_conf=0",
         "verifier.r_gap=0",
     ]
-    with pytest.raises(
-        VerifierError,
-        match=r"the judge is out \(.*test_run.py:\d+\), on a branch",
-    ):
+    with pytest.raises(VerifierError, match=r"the judge is out \(.*test_run.py:\d+\), on a branch"):
         run_here(tmp_path, *SHORT, *gated)
     assert not list(tmp_path.glob("*/config.yaml"))
 

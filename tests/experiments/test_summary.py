@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.runs.problem_loop import run
-from experiments.runs.summary import (
-    kinds_of_errors,
-    seconds_at_work,
-    shown_kind,
-    summarise,
-    votes,
-)
+from experiments.runs.summary import kinds_of_errors, seconds_at_work, shown_kind, summarise, votes
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc.residency.streaming_heads import save_streaming_heads
 

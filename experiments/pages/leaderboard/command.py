@@ -44,12 +44,7 @@ def leaderboard(arguments: argparse.Namespace) -> int:
 
     plan = read_plan(arguments.file)
     from experiments.eval.cells import configurations, run_cells
-    from experiments.pages.leaderboard.board import (
-        board_rows,
-        check_folder,
-        tables,
-        write_board,
-    )
+    from experiments.pages.leaderboard.board import board_rows, check_folder, tables, write_board
 
     if arguments.dry:
         configurations(plan.cells)

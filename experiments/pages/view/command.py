@@ -21,12 +21,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Write a run as one page that needs no network and no other file: its "
         "figures, its problems, and the search tree of each, with the text of every step.",
     )
-    parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="FOLDER",
-        help="of a run, as outputs/NAME",
-    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a run, as outputs/NAME")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (FOLDER/view.html)")
     parser.add_argument(
         "--limit",

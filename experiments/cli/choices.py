@@ -11,9 +11,24 @@ FOLDERS = {"search": "search", "verifier": "verifiers", "memory": "ttc.residency
 """The groups whose choices are the public classes of a folder, each by the name of its file."""
 
 
+OTHERS = {
+    "model": ("hf",),
+    "verifier": ("none",),
+    "tools": ("none",),
+    "memory": ("quantized_kv",),
+    "placement": ("resident", "streamed", "split"),
+    "cache": ("none", "rsbcm"),
+    "sharing": ("exact",),
+    "gate": ("none", "decode"),
+    "speculation": ("none",),
+    "backend": ("local",),
+}
+"""Other choices without a file in `conf`."""
+
+
 def choices(group: str) -> list[str]:
     classes = public_classes(FOLDERS[group]) if group in FOLDERS else ()
-    return sorted({*written(group), *classes, *handled().get(group, ())})
+    return sorted({*written(group), *classes, *OTHERS.get(group, ()), *handled().get(group, ())})
 
 
 def public_classes(folder: str) -> dict[str, str]:

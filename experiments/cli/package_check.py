@@ -20,26 +20,17 @@ def check() -> None:
     common names."""
     for name, file in PACKAGES.items():
         spec = find_spec(name)
-        places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-        if (
-            spec is None
-            or not any((place / file).is_file() for place in places)
-            or not _ours(name, spec.origin)
-        ):
-            place = spec.origin or ", ".join(map(str, places)) if spec else "nowhere"
+        origin = None if spec is None else spec.origin
+        if origin is None or not (Path(origin).parent / file).is_file() or not _ours(name, origin):
             raise SystemExit(
-                f"error: `{name}` is found in {place}, which is not this project's. If it is a "
-                "file of yours, run the command from another folder; if it is another project's "
-                "package, give this one an environment of its own (python -m venv) and install it "
-                "there again"
+                f"error: `{name}` is found in {origin or 'nowhere'}, which is not this project's. "
+                "If it is a file of yours, run the command from another folder; if it is another "
+                "project's package, give this one an environment of its own (python -m venv) and "
+                "install it there again"
             )
 
 
-def _ours(name: str, origin: str | None) -> bool:
-    """Whether the package's first lines are ours: two projects' files may have been installed into
-    one folder."""
-    if origin is None:  # a folder without __init__.py
-        return False
-    return name == "conf" or "ttc.lazy" in Path(origin).read_text(
-        encoding="utf-8", errors="replace"
-    )
+def _ours(name: str, origin: str) -> bool:
+    """Two projects' files may have been installed into one folder; the first lines tell."""
+    text = Path(origin).read_text(encoding="utf-8", errors="replace")
+    return name == "conf" or "ttc.lazy" in text

@@ -209,6 +209,7 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for group, node in (("model", ModelConfig), ("dataset", DatasetConfig), ("run", RunConfig)):
         store.store(group=group, name="schema", node=node)
+    store.store(group="model", name="hf", node=ModelConfig)
     for group, part in GROUPS.items():
         for name, target in part.choices.items():
             settings = WRITTEN.get(target) or schema_of(target)
@@ -224,4 +225,4 @@ def register() -> None:
     for name, node in handlers("settings").items():
         store.store(name=f"{name}_schema", node=extended(name, node))
     for group, name in WITHOUT.items():
-        store.store(group=group, name=f"{name}_schema", node={"_target_": None})
+        store.store(group=group, name=name, node={"_target_": None})

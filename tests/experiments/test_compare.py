@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from experiments.cli.labels import labels
-from experiments.cli.tables import Table, page
+from experiments.cli.tables import Table
 from experiments.eval.compare.command import compare, main, parsed
 from experiments.eval.compare.figures import frontier, pair_figures
 from experiments.eval.compare.rows import load_rows, run_folders, short_place
@@ -537,12 +537,3 @@ def test_a_folder_of_several_runs_is_announced_as_a_folder(
     monkeypatch.setattr("sys.argv", ["compare", str(tmp_path)])
     main()
     assert capsys.readouterr().err == "starting: a comparison of the runs of 1 folder\n"
-
-
-def test_long_names_without_a_blank_are_broken_on_a_page() -> None:
-    """A name of 40 letters left the Differences table wider than a page of 1,300 pixels."""
-    name = "experiment_of_the_week_with_a_long_name1"
-    made = page("runs", [Table("Differences", ("run", "p"), [[name, "0.5"]])])
-    assert f'<td class="long">{name}</td>' in made
-    (style,) = re.findall(r"td\.long\{([^}]*)\}", made)
-    assert {"white-space:normal", "overflow-wrap:anywhere"} <= set(style.split(";"))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import experiments
-from tests.helpers.parts import installed
 from tests.helpers.processes import finished
 
 ROOT = Path(experiments.__file__).parents[1]
@@ -27,9 +26,7 @@ def command(
     return finished(started, cwd=folder, env=os.environ | {"PYTHONPATH": path})
 
 
-@pytest.mark.parametrize(
-    "file", ["search.py", "search/__init__.py", "verifiers/__init__.py", "conf/__init__.py"]
-)
+@pytest.mark.parametrize("file", ["search.py", "conf/__init__.py"])
 def test_a_file_of_the_users_that_takes_our_name_is_named(tmp_path: Path, file: str) -> None:
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("print('not to be run')")
@@ -51,20 +48,6 @@ def test_another_projects_package_is_named_with_the_way_out(tmp_path: Path) -> N
     done = command(tmp_path, first=site)
     assert done.returncode == 1 and done.stderr.startswith("error: `verifiers` is found in ")
     assert "an environment of its own" in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-COMMANDS = [["calibrate"], ["run", "search=greedy"]]
-COMMANDS += [["bench", "sampling"]] * bool(installed("command", "bench"))
-COMMANDS += [["paper", "rksc"]] * bool(installed("command", "paper"))
-
-
-@pytest.mark.parametrize("words", COMMANDS)
-def test_every_command_says_so_before_it_does_anything(tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / "search.py").write_text("print('not to be run')")
-    done = command(tmp_path, words=words)
-    assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr
-    starting, error = done.stderr.splitlines()
-    assert starting.startswith("starting: ") and error.startswith("error: `search` is found in ")
 
 
 def test_the_installed_command_works_in_a_folder_with_experiments_of_the_users(

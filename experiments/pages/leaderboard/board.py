@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.tables import Table, amount, as_csv, as_typed, page, percent
+from experiments.cli.tables import Table, amount, as_csv, as_typed, percent
 from experiments.eval.cells import Cell
 from experiments.eval.compare.figures import row_figures
 from experiments.eval.compare.rows import ComparedRow, prompt_settings
@@ -87,9 +87,9 @@ def check_folder(plan: Leaderboard) -> None:
 
 
 def write_board(plan: Leaderboard, rows: Sequence[Figures], errors: dict[str, str]) -> list[Path]:
-    """Write leaderboard.md, .csv, .json and .html."""
+    """Write leaderboard.md, .csv and .json."""
     sections = tables(rows, errors)
-    files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]
+    files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json")]
     files[0].write_text(
         "\n\n".join(table.markdown() for table in sections) + "\n", encoding="utf-8"
     )
@@ -101,7 +101,6 @@ def write_board(plan: Leaderboard, rows: Sequence[Figures], errors: dict[str, st
     files[1].write_text(as_csv(lines), encoding="utf-8")
     whole = {"name": plan.name, "rows": rows, "errors": errors}
     files[2].write_text(as_json(whole), encoding="utf-8")
-    files[3].write_text(page(plan.name, sections), encoding="utf-8")
     return files
 
 

@@ -65,11 +65,12 @@ def launch() -> int:
             overrides = list(hydra_config.overrides.task)
             sweep = hydra_config.mode == RunMode.MULTIRUN
             number = hydra_config.job.num if sweep else 0
+            title = job_title(words, number, overrides) if sweep else ""
             if sweep:
-                say(f"\n{job_title(words, number, overrides)}")
+                say(f"\n{title}")
             try:
-                outcomes.begin(number, run_folder(config))
-                if summary := run(checked_parts(config)):  # a dry run has none
+                outcomes.begin(number, run_folder(config), title)
+                if summary := run(checked_parts(config), outcomes.place):  # a dry run has none
                     folder = None if config.run.shard else str(run_folder(config))
                     if sweep and folder is not None:
                         note_job(Path(folder), outcomes.place.name, number, overrides)
@@ -82,7 +83,8 @@ def launch() -> int:
                 outcomes.add(number, JobOutcome(overrides, text.splitlines()[0], None))
 
         try:
-            job()
+            with outcomes.watched(words):
+                job()
         except KeyboardInterrupt as stop:
             if stop.args or not (done := outcomes.recorded()):
                 raise

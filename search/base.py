@@ -128,6 +128,12 @@ class Search(Options, ABC):
         return True
 
     @property
+    def draws(self) -> bool:
+        """Whether results depend on the seed. Runs that differ in their seed alone are solved once
+        where they don't."""
+        return True
+
+    @property
     def needs(self) -> tuple[Need, ...]:
         """What the search reads of its branches that not every backend offers."""
         return ()

@@ -42,6 +42,10 @@ class BudgetForcing(Search):
 
     needs_verifier = False
 
+    @property
+    def draws(self) -> bool:
+        return self.temperature > 0
+
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chain = [root]
         with suppress(BudgetExceeded, ContextExceeded):

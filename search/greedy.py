@@ -22,6 +22,7 @@ class Greedy(Search):
     max_tokens: int = 256
 
     needs_verifier = False
+    draws = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,6 +39,10 @@ class SelfConsistency(Search):
         return self.weighted
 
     @property
+    def draws(self) -> bool:
+        return self.weighted or self.temperature > 0
+
+    @property
     def voting(self) -> Voting | None:
         if self.tool_vote != "none":
             return None

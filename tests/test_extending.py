@@ -156,8 +156,9 @@ UNTIL_SURE = "search=my_search.UntilSure"
 USES = "verifier=my_verifier.UsesTheNumbers"
 
 
-def test_the_settings_of_ones_own_search_are_its_fields(folder: Path) -> None:
-    config = composed(UNTIL_SURE, "search.rounds=2", "search.temperature=0.5")
+@pytest.mark.parametrize("given", [UNTIL_SURE, "search._target_=my_search.UntilSure"])
+def test_the_settings_of_ones_own_search_are_its_fields(given: str, folder: Path) -> None:
+    config = composed(given, "search.rounds=2", "search.temperature=0.5")
     expected = {
         "_target_": "my_search.UntilSure",
         "temperature": 0.5,

@@ -1,8 +1,10 @@
-"""Tables as people read them: on a terminal and in Markdown; and as CSV."""
+"""Tables as people read them: on a terminal, in Markdown, and as a page of HTML that needs no other
+file."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
 import shutil
 import textwrap
@@ -16,7 +18,9 @@ WIDTH, NOTE = 80, 100
 LABEL, CELL = 0.55, 0.425
 """The most of the width for a line of a cell in the first column and in others; longer ones are
 broken."""
-FORMATS = ("text", "markdown", "csv")
+SHORT = 20
+"""Characters of a cell of a page that stays on one line."""
+FORMATS = ("text", "markdown", "latex", "csv")
 """What `--format` can be; csv has other columns than the tables."""
 RESULTS = ("accuracy", "difference")
 """Columns that stay, even where all lines have the same."""
@@ -61,6 +65,34 @@ class Table:
         rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
         text = "\n".join([head, f"|{rule}|", *rest])
         return "\n\n".join([*([f"**{self.title}**"] if self.title else []), text, *self.notes])
+
+    def latex(self) -> str:
+        """A tabular of the package booktabs; title and notes are comments."""
+        head, *rest = [
+            " & ".join(map(_in_latex, line)) + r" \\" for line in (self.columns, *self.lines)
+        ]
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}"
+        lines = [begin, r"\toprule", head, r"\midrule", *rest, r"\bottomrule", r"\end{tabular}"]
+        notes = [f"% {' '.join(note.split())}" for note in self.notes]
+        return "\n".join([f"% {self.title}", *lines, *notes])
+
+    def html(self) -> str:
+        lines = [_html_row(self.columns, "th"), *(_html_row(cells, "td") for cells in self.lines)]
+        notes = [f"<p>{html.escape(note)}</p>" for note in self.notes]
+        return "\n".join(
+            [f"<h2>{html.escape(self.title)}</h2>", "<table>", *lines, "</table>", *notes]
+        )
+
+
+def _in_latex(text: str) -> str:
+    special = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}"}
+    special |= {
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+    }
+    return "".join(special.get(c, c) for c in text.replace("\n", " "))
 
 
 def _all_alike(cells: Sequence[str]) -> bool:
@@ -122,6 +154,37 @@ def _aligned(columns: Sequence[Sequence[str]], width: int) -> str:
             rest = [put(cell, w) for put, cell, w in zip(sides, others, widths[1:], strict=True)]
             lines.append("  ".join([first.ljust(widths[0]), *rest]).rstrip())
     return "\n".join(lines)
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    starts = [f'{tag} class="long"' if len(cell) > SHORT else tag for cell in cells]
+    inner = [
+        f"<{start}>{html.escape(cell)}</{tag}>" for start, cell in zip(starts, cells, strict=True)
+    ]
+    return f"<tr>{''.join(inner)}</tr>"
+
+
+STYLE = (
+    "body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:80em;padding:0 1em}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.25em "
+    ".5em;border-bottom:1px solid #ccc;text-align:right;vertical-align:bottom}"
+    "td{white-space:nowrap}td.long{white-space:normal;overflow-wrap:anywhere;min-width:12em}"
+    "td:first-child,th:first-child{text-align:left}"
+)
+
+
+def page(title: str, tables: Sequence[Table], svg: str | None = None) -> str:
+    """One page that needs no network. svg: a picture below the first table."""
+    parts = [table.html() for table in tables]
+    if svg:
+        parts.insert(1, svg)
+    head = (
+        '<!DOCTYPE html>\n<html lang="en"><meta '
+        f'charset="utf-8"><title>{html.escape(title)}</title>'
+    )
+    return "\n".join(
+        [f"{head}<style>{STYLE}</style>", f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]
+    )
 
 
 def labelled(rows: Sequence[tuple[str, str]]) -> str:

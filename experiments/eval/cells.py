@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from experiments.cli.output import say
 from experiments.cli.refusals import explained
+from experiments.cli.temporary import temporary_folder
 from experiments.runs.build import make_search, resolved
 from experiments.runs.data import load_task
 from experiments.runs.hydra_command import composed
@@ -62,14 +63,15 @@ def run_cells(cells: Sequence[Cell]) -> tuple[dict[str, str], set[str]]:
     errors: dict[str, str] = {}
     refused = set[str]()
     planned = zip(cells, configurations(cells), strict=True)
-    for number, (cell, config) in enumerate(planned, 1):
-        say(f"cell {number} of {len(cells)}: {cell.name}")
-        try:
-            with redirect_stdout(io.StringIO()):  # the table of the whole comes at the end
-                run(config)
-        except (Exception, SystemExit) as error:
-            errors[cell.name] = explained(error)
-            if isinstance(error, InvalidInput):
-                refused.add(cell.name)
-            say(f"error: {errors[cell.name]}")
+    with temporary_folder() as notes:
+        for number, (cell, config) in enumerate(planned, 1):
+            say(f"cell {number} of {len(cells)}: {cell.name}")
+            try:
+                with redirect_stdout(io.StringIO()):  # the table of the whole comes at the end
+                    run(config, notes)
+            except (Exception, SystemExit) as error:
+                errors[cell.name] = explained(error)
+                if isinstance(error, InvalidInput):
+                    refused.add(cell.name)
+                say(f"error: {errors[cell.name]}")
     return errors, refused

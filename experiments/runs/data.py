@@ -11,7 +11,13 @@ from experiments.cli.settings import DatasetConfig
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import AnswerReading, IsCorrect
 from experiments.runs.private import LEFT_OUT, texts_left_out, without_quotes
-from experiments.runs.readers import find_reader, own_id, text_of
+from experiments.runs.readers import (
+    check_fields_are_read,
+    check_solution_is_there,
+    find_reader,
+    own_id,
+    text_of,
+)
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.shards import Shard
 from experiments.runs.summary import kinds_of_errors, shown_kind
@@ -86,6 +92,7 @@ def _load(config: DatasetConfig) -> LoadedTask:
     check_limits(config, DatasetConfig, "dataset.")
     reading = AnswerReading.of(config)
     stop = None if config.limit is None else config.offset + config.limit
+    check_fields_are_read(config)
     if config.task is not None:
         if config.shots:
             raise InvalidInput(
@@ -107,6 +114,8 @@ def _load(config: DatasetConfig) -> LoadedTask:
             f"the data set {config.path or config.hub} has {number_of(len(rows), 'row')}, none "
             f"after dataset.offset={config.offset}"
         )
+    if config.shots_path is None:  # else its rows alone may have solutions
+        check_solution_is_there(rows, config)
     numbered = list(enumerate(rows))[config.offset : stop]
     problems, failures = _read(numbered, config)
     if not problems:
@@ -163,6 +172,7 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
             f"dataset.shots={config.shots} solved examples come from a file, "
             "dataset.shots_path=FILE, or for a data set of the hub from dataset.shots_split=SPLIT"
         )
+    check_solution_is_there(rows, config)
     usable, failures = _read(list(enumerate(rows)), config)
     usable = [p for p in usable if p.answer is not None or p.metadata.get("solution")]
     if len(usable) < config.shots:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 
+from experiments.cli.settings import DatasetConfig, ModelConfig, RunConfig
 from experiments.runs.overrides import as_override
+from experiments.runs.schema import SEARCHES
 from ttc.errors import InvalidInput
+
+NO_GROUPS: Mapping[str, type] = {}
 
 OF_HYDRA = (
     "--cfg",
@@ -26,36 +31,79 @@ OF_HYDRA = (
     "--version",
 )
 
+ELSEWHERE = {
+    "--served-model-name": "serve.name",
+    "--max-model-len": "serve.max_prompt_tokens",
+    "--max-num-seqs": "run.batch",
+    "--dtype": "model.dtype",
+}
+"""Flags of other servers, and the settings that mean about the same."""
 
-def as_settings(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:
+
+def as_settings(
+    words: Sequence[str], flags: Mapping[str, str], groups: Mapping[str, type] = NO_GROUPS
+) -> list[str]:
     """The words of a command line with `SETTING=VALUE` in the place of these flags and their
-    values. Raises InvalidInput for a flag that is neither one of these nor Hydra's, and for one
-    without a value."""
-    return list(_settings(iter(words), flags))
+    values. groups: those of the settings that the command alone has.
+
+    Raises InvalidInput for a flag that is neither one of these nor Hydra's, and for one without a
+    value.
+    """
+    return list(_settings(iter(words), flags, groups))
 
 
-def _settings(words: Iterator[str], flags: Mapping[str, str]) -> Iterator[str]:
+def _settings(
+    words: Iterator[str], flags: Mapping[str, str], groups: Mapping[str, type]
+) -> Iterator[str]:
     for word in words:
         flag, given, value = word.partition("=")
         if not flag.startswith("--") or flag in OF_HYDRA:
             yield word
         elif flag not in flags:
-            raise InvalidInput(unknown_flag(flag, flags))
+            raise InvalidInput(unknown_flag(flag, flags, groups))
         else:
             value = value if given else next(words, "")
             if not value or value.startswith("--"):
                 raise InvalidInput(
                     f"{flag} needs a value; give {flag} VALUE or {flags[flag]}=VALUE"
                 )
-            plain = re.fullmatch(r"[\w./:@+-]+", value)
-            yield f"{flags[flag]}={value if plain else as_override(value)}"
+            yield f"{flags[flag]}={_quoted(value)}"
 
 
-def unknown_flag(flag: str, flags: Mapping[str, str]) -> str:
-    """What to say of a flag that there is not."""
+def _quoted(value: str) -> str:
+    return value if re.fullmatch(r"[\w./:@+-]+", value) else as_override(value)
+
+
+def unknown_flag(
+    flag: str, flags: Mapping[str, str], groups: Mapping[str, type] = NO_GROUPS
+) -> str:
+    """What to say of a flag that there is not: the flag or the setting that it would be, if any."""
+    serves = "serve" in groups
+    offered = f"the flags are {', '.join(flags)}; all else is SETTING=VALUE, as --help lists"
+    if serves and flag == "--api-key":
+        return (
+            f"{flag} is no flag; put the key into the environment variable that serve.key_env "
+            "names (TTC_API_KEY)"
+        )
     if close := get_close_matches(flag, flags, 1, 0.75):
         return f"{flag} is no flag; is it {close[0]}?"
-    return (
-        f"{flag} is no flag; the flags are {', '.join(flags)}; all else is SETTING=VALUE, as "
-        "--help lists"
+    elsewhere = ELSEWHERE.get(flag)
+    if elsewhere is None or (elsewhere.startswith("serve.") and not serves):
+        elsewhere = _setting_like(flag, groups)
+    return f"{flag} is no flag; {f'give {elsewhere}=VALUE' if elsewhere else offered}"
+
+
+def _setting_like(flag: str, own: Mapping[str, type]) -> str | None:
+    """The setting whose name is most like a flag's; those of a search come first."""
+    searches = [("search", kind) for kind in SEARCHES.values()]
+    groups = [("run", RunConfig), ("model", ModelConfig), ("dataset", DatasetConfig)]
+    groups = [*own.items(), *groups, *searches] if own else [*searches, *groups]
+    settings: dict[str, str] = {}
+    for group, kind in groups:
+        for field in fields(kind):
+            settings.setdefault(field.name, f"{group}.{field.name}")
+            settings[f"{group}_{field.name}"] = f"{group}.{field.name}"
+    close = get_close_matches(
+        flag.lstrip("-").replace("-", "_").replace(".", "_"), settings, 1, 0.8
     )
+    return settings[close[0]] if close else None

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,9 +31,11 @@ from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_
 from experiments.runs.private import texts_left_out, without_texts
 from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
+from experiments.runs.readers import same_choices
 from experiments.runs.reading import read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import ProgressBar, show_logged
+from experiments.runs.seeds_alike import SeedsAlike, Twin
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, summary_of
 from experiments.runs.summary_tables import failures, table
@@ -50,8 +53,10 @@ from ttc.text.prompt import PromptTemplate
 Inputs = dict[str, dict[str, str]]
 
 
-def run(config: DictConfig) -> dict[str, Any]:
-    """Solve what is left of a run, or show it (`run.dry`); returns its summary."""
+def run(config: DictConfig, notes: Path | None = None) -> dict[str, Any]:
+    """Solve what is left of a run, or show it (`run.dry`); returns its summary. notes: a folder
+    where the runs of a sweep tell each other what need not be solved again; None for a run
+    alone."""
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
     config = resolved(config)
@@ -64,7 +69,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     for line in job.introduction():
         say(line)
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
-        summary = job.solve(folder, inputs)
+        summary = job.solve(folder, inputs, notes)
     _show(config, job, folder, summary)
     return summary
 
@@ -110,19 +115,57 @@ class Job:
         yield f"{title}, {config.model.name}, {config.dataset.name}: {problems}{part}"
         if (why := misfit(self.verifier, config.dataset.answer_kind)) is not None:
             yield why
+        if doubled := [problem.id for problem in self.task.problems if same_choices(problem)]:
+            names = ", ".join(doubled[:5]) + (", ..." if len(doubled) > 5 else "")
+            count = number_of(len(doubled), "question")
+            yield f"{count} with two choices of the same text, one of which is wrong: {names}"
+        similar = config.sharing.get("rule") == "similar"
+        if similar and not getattr(self.search, "phrasings", ()):
+            yield (
+                "sharing=similar does nothing for the branches of one problem here: "
+                f"{type(self.search).__name__} words its prompts in one way alone; use "
+                "search=diverse_prompts with search.phrasings"
+            )
 
     @property
     def total(self) -> int:
         """With the problems that cannot be used."""
         return len(self.task.problems) + len(self.task.failures)
 
-    def solve(self, folder: RunFolder, inputs: Inputs) -> dict[str, Any]:
+    def solve(self, folder: RunFolder, inputs: Inputs, notes: Path | None) -> dict[str, Any]:
         """Write a record of each problem that has none yet, then the summary."""
-        private = self.config.dataset.private
         if self.config.run.retry_failed:
             folder.forget({name for name, record in folder.records.items() if failed(record)})
         self._check_problems(folder)
         folder.check_inputs(inputs)
+        if notes is None or not self._same_for_all_seeds:
+            return self._solve_what_is_left(folder, inputs)
+        with SeedsAlike.alone(notes, self.config, inputs) as alike:
+            if (twin := alike.twin()) is not None:
+                self._copy(twin, folder)
+            summary = self._solve_what_is_left(folder, inputs)
+            alike.remember(folder)
+        return summary
+
+    @property
+    def _same_for_all_seeds(self) -> bool:
+        search, tools = self.search, self.config.tools.get("_target_")
+        inherited = "draws" not in vars(type(search))  # a subclass of one's own may draw
+        return not (search.draws or inherited or tools)
+
+    def _copy(self, twin: Twin, folder: RunFolder) -> None:
+        asked = {problem.id for problem in self.task.problems} - folder.records.keys()
+        if records := [record for record in twin.records if record["id"] in asked]:
+            say(
+                f"{number_of(len(records), 'record')} copied from {twin.folder}, which differs in "
+                f"its seed alone: {type(self.search).__name__} draws nothing here"
+            )
+            folder.check_inputs(twin.fingerprint)
+            folder.made_by(*twin.made_by)
+            folder.append(*records)
+
+    def _solve_what_is_left(self, folder: RunFolder, inputs: Inputs) -> dict[str, Any]:
+        private = self.config.dataset.private
         problems = [problem for problem in self.task.problems if problem.id not in folder.records]
         unusable = [row for row in self.task.failures if row[0] not in folder.records]
         if done := self.total - len(problems) - len(unusable):

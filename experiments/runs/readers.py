@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from experiments.cli.settings import DatasetConfig
@@ -42,6 +42,46 @@ def find_reader(name: str) -> RowReader:
             f"dataset.reader={name} is a {type(reader).__name__}, not a function (row, id, dataset)"
         )
     return reader
+
+
+UNREAD = {
+    "gsm8k": {"solution": "dataset.fields.answer names the worked solution, with the answer in it"},
+    "code": {"solution": "dataset.fields.answer names the solution"},
+    "evalplus": {"solution": "dataset.fields.answer names the solution"},
+    "livecodebench": {
+        "answer": "its rows hold tests and no solution",
+        "solution": "its rows hold tests and no solution",
+    },
+}
+"""Names of fields that a reader has no use for, and why."""
+
+
+def check_fields_are_read(config: DatasetConfig) -> None:
+    """Raises InvalidInput for a field's name that would change nothing."""
+    for field in ("question", "answer", "id", "solution", "source"):
+        if (name := getattr(config.fields, field)) is None:
+            continue
+        why = UNREAD.get(config.reader, {}).get(field)
+        if config.task is not None:
+            why = f"dataset.task={config.task} makes its problems itself"
+        if why is not None:
+            raise InvalidInput(
+                f"dataset.fields.{field}={name} would not be read: {why}; leave it out"
+            )
+
+
+def check_solution_is_there(rows: Sequence[Row], config: DatasetConfig) -> None:
+    """Raises InvalidInput where no row has the field that is said to hold the worked solutions. A
+    reader of your own looks for it itself."""
+    name = config.fields.solution
+    if name is None or config.reader not in (*READERS, *of_parts()):
+        return
+    there = {str(key): None for row in rows if isinstance(row, dict) for key in row}
+    if name not in there:
+        raise InvalidInput(
+            f"dataset.fields.solution={name} is a field that no row has, only {', '.join(there)}; "
+            "name another one, or leave it out"
+        )
 
 
 def own_id(problem: Problem, row: Row, config: DatasetConfig) -> Problem:
@@ -86,7 +126,12 @@ def _competition(row: Row, name: str, config: DatasetConfig) -> Problem:
     asked = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
     gold = text_of(row, config.fields.answer or fields.get("answer") or "answer")
     solution = config.fields.solution or fields.get("solution")
-    return Problem(text_of(row, asked), name, re.sub(r"\.0+$", "", gold), _solution(row, solution))
+    return Problem(
+        text_of(row, asked),
+        name,
+        re.sub(r"\.0+$", "", gold),
+        _solution(row, solution),
+    )
 
 
 def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
@@ -184,3 +229,15 @@ def _with_letters(
 
 def with_choices(question: str, choices: Mapping[str, str]) -> str:
     return "\n".join([question, *(f"({letter}) {choice}" for letter, choice in choices.items())])
+
+
+def same_choices(problem: Problem) -> list[str]:
+    """The letters of choices whose texts are the same but for blanks and case, all but the first of
+    each text; none in a question without choices."""
+    letters = str(problem.metadata.get("choices") or "")
+    if not letters:
+        return []
+    _, *parts = re.split(rf"\n\(([{re.escape(letters)}])\) ", problem.question)
+    texts = dict(zip(parts[::2], parts[1::2], strict=True))
+    spelt = [" ".join(text.split()).casefold() for text in texts.values()]
+    return [letter for at, letter in enumerate(texts) if spelt[at] in spelt[:at]]

@@ -1,4 +1,4 @@
-"""The files of a run's folder, read so that one that is torn or of another program is named."""
+"""The files of a run's folder, read with a check of every value that this project reads of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter
 
 from experiments.runs.config_values import as_dict
+from experiments.runs.shapes import (
+    FINGERPRINT,
+    PROVENANCE,
+    RECORD,
+    SETTINGS,
+    SUMMARY,
+    fault,
+    lacking,
+)
 from ttc.errors import InvalidInput
 from ttc.text.encodable import encodable
 
 NEEDED = ("id", "correct", "error", "branches", "usage")
 """What every version has written into a record."""
-WHOLE = ("tree", "timing", "correct_strict", "answer", "question", "gold")
-"""What this version writes beside that."""
 
 
 def read_records(
@@ -34,84 +43,126 @@ def read_records(
 
 def each_record(file: Path, needed: Sequence[str] = NEEDED) -> Iterator[tuple[dict[str, Any], int]]:
     """A run's records one after the other, each with the byte where it ends: a last line that a
-    kill has torn is left out. needed: what each must have. Raises InvalidInput for a line that is
-    no record."""
+    kill has torn is left out. needed: what each must have. Raises InvalidInput that names the first
+    wrong value."""
     good = 0
-    torn = 0
-    with _named(file), file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if torn:
-                raise InvalidInput(
-                    f"{file}, line {torn} is damaged; restore it or delete that line"
-                )
-            try:
-                record = encodable(json.loads(line))
-                known = isinstance(record, dict) and isinstance(record.get("id"), str)
-            except (ValueError, RecursionError):
-                known = False
-            if not known or not line.endswith(b"\n"):
-                torn = number
-                continue
-            if missing := [name for name in needed if name not in record]:
-                raise InvalidInput(
-                    f"{file}, line {number} has no {' and no '.join(missing)}: another version or "
-                    "program wrote it, so it cannot be compared; run again under another run.name"
-                )
-            good += len(line)
-            yield record, good
+    for number, (line, last) in enumerate(_lines(file), 1):
+        try:
+            record = encodable(json.loads(line))
+            if not line.endswith(b"\n"):
+                raise ValueError("torn")
+            if not isinstance(record, dict) or not isinstance(record.get("id"), str):
+                raise ValueError("not a record")
+        except (ValueError, RecursionError) as error:
+            if last:
+                break
+            raise InvalidInput(
+                f"{file}, line {number} is damaged; restore it or delete that line"
+            ) from error
+        if (what := fault(RECORD, record)) is not None:
+            raise InvalidInput(
+                f"{file}, line {number} is damaged: {what}; restore it or delete that line"
+            )
+        if missing := [name for name in needed if name not in record]:
+            raise InvalidInput(
+                f"{file}, line {number} has no {' and no '.join(missing)}: another version or "
+                "program wrote it, so it cannot be compared; run again under another run.name"
+            )
+        good += len(line)
+        yield record, good
+
+
+def _lines(file: Path) -> Iterator[tuple[bytes, bool]]:
+    """Each line, and whether it is the last."""
+    with _reading(file), file.open("rb") as lines:
+        line = next(lines, None)
+        while line is not None:
+            following = next(lines, None)
+            yield line, following is None
+            line = following
+
+
+DEEPEST_YAML = 100
+"""How deep the values of a file may lie in each other; the time to read them grows by the square of
+that."""
+
+
+def refuse_bombs(file: Path, text: str) -> None:
+    """A few of YAML's aliases stand for more values than any memory holds."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise InvalidInput(f"{file} holds an alias (*NAME); write out what it stands for")
+        begins = isinstance(event, yaml.CollectionStartEvent)
+        depth += begins - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST_YAML:
+            raise InvalidInput(
+                f"{file} is damaged: its values lie more than {DEEPEST_YAML} deep in each other"
+            )
 
 
 def read_settings(file: Path) -> dict[str, Any]:
     """A run's config.yaml. Raises InvalidInput for one that is damaged."""
-    with _named(file):
-        settings = as_dict(OmegaConf.create(file.read_text(encoding="utf-8")))
-        if not settings["model"]["name"] or not isinstance(settings["run"]["seed"], int):
-            raise ValueError("it names no model and seed")
+    try:
+        with _reading(file):
+            text = file.read_text(encoding="utf-8")
+        refuse_bombs(file, text)
+        settings = as_dict(OmegaConf.create(text))
+        what = fault(SETTINGS, settings)
+    except InvalidInput:
+        raise
+    except Exception as error:  # what YAML's and OmegaConf's readers raise has no common class
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+    if what is not None:
+        raise InvalidInput(f"{file} is damaged: {what}; restore it")
     return settings
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """A run's summary.json, {} without one."""
-    return dict(_read_json(folder / "summary.json", {}))
+    summary: dict[str, Any] = _read_json(folder / "summary.json", {}, SUMMARY)
+    return summary
 
 
 def read_fingerprint(folder: Path) -> dict[str, dict[str, str]]:
     """What a run was made from (see `experiments.runs.fingerprint`), {} without a
     fingerprint.json."""
-    return dict(_read_json(folder / "fingerprint.json", {}))
+    known: dict[str, dict[str, str]] = _read_json(folder / "fingerprint.json", {}, FINGERPRINT)
+    return known
 
 
 def read_provenance(folder: Path) -> list[dict[str, Any]]:
     """What each go of a run was made by, [] without a provenance.json."""
-    return list(_read_json(folder / "provenance.json", []))
+    goes: list[dict[str, Any]] = _read_json(folder / "provenance.json", [], PROVENANCE)
+    return goes
 
 
 def check_whole(folder: Path, record: dict[str, Any]) -> None:
     """Raise InvalidInput for a record that lacks what this version writes."""
-    if missing := [name for name in WHOLE if name not in record]:
+    if (missing := lacking(record)) is not None:
         raise InvalidInput(
-            f"{folder}, problem {record['id']} has no {missing[0]}: another version wrote it; run "
+            f"{folder}, problem {record['id']} has no {missing}: another version wrote it; run "
             "again under another run.name"
         )
 
 
-def _read_json(file: Path, default: Any) -> Any:
+def _read_json(file: Path, default: Any, shape: TypeAdapter[Any]) -> Any:
     if not file.is_file():
         return default
-    with _named(file):
-        value = encodable(json.loads(file.read_text(encoding="utf-8")))
-        if type(value) is not type(default):
-            raise ValueError(f"it is {value!r:.40}")
+    try:
+        with _reading(file):
+            value = encodable(json.loads(file.read_text(encoding="utf-8")))
+        what = fault(shape, value)
+    except (ValueError, RecursionError) as error:
+        what = str(error)
+    if what is not None:
+        raise InvalidInput(f"{file} is damaged: {what}; restore or delete it")
     return value
 
 
 @contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Raise InvalidInput that names the file where it cannot be read."""
+def _reading(file: Path) -> Iterator[None]:
     try:
         yield
-    except InvalidInput:
-        raise
-    except Exception as error:  # what YAML's and OmegaConf's readers raise has no common class
-        what = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InvalidInput(f"{file} is damaged: {what}; restore it") from error
+    except OSError as error:
+        raise InvalidInput(f"{file} is damaged: {error.strerror or error}; restore it") from error

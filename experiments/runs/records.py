@@ -197,9 +197,18 @@ class RunFolder:
         except OSError as error:
             raise TTCError(
                 f"cannot write to {self.path} ({error.strerror}); what was written so far is safe "
-                f"({number_of(len(self.records), 'record')}): make room there, or give "
+                f"({number_of(self._safe(), 'record')}): make room there, or give "
                 "run.output_dir, and run the same command to go on"
             ) from error
+
+    def _safe(self) -> int:
+        """How many records there are, also before they were read. One whose writing failed does
+        not count."""
+        if self.records:
+            return len(self.records)
+        with suppress(TTCError, OSError):
+            return self.count_written()
+        return 0
 
     def _write_config(self) -> None:
         """Only with the first result, so that a run that could not start leaves its name free."""

@@ -53,10 +53,10 @@ def bar(label: str, total: int | None, out: TextIO, what: str) -> tqdm[Any]:
     columns = min(WIDTH, shutil.get_terminal_size().columns)
     return tqdm(
         total=total,
-        desc=printable(label[:20]),
+        desc=printable(label[:9]),
         file=out,
         unit=what,
-        bar_format="{desc} {n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}",
+        bar_format="{desc} {n_fmt}/{total_fmt} |{bar}|{postfix}",
         ncols=columns,
         leave=False,
         disable=False,
@@ -160,7 +160,7 @@ class ProgressBar:
         self.tokens = max(self.tokens, self.solved_tokens + self._tokens_under_way())
         if self.bar is not None:
             self.bar.n = len(self.records)
-            self.bar.set_postfix_str(", ".join(self.figures()))
+            self.bar.set_postfix_str(" ".join(self.figures()))
         elif self.rhythm.is_time():
             done = f"{len(self.records)} of {number_of(self.total, 'problem')}"
             print(", ".join([done, *self.figures()]), file=self.out, flush=True)
@@ -173,15 +173,22 @@ class ProgressBar:
         return sum(usage.generated_tokens for usage in usages.values())
 
     def figures(self) -> Iterator[str]:
-        """Tokens a second, the accuracy so far with its 95% interval, and the KV in use."""
+        """Tokens, and those a second; the accuracy so far with its 95% interval; the KV in use; the
+        time left."""
         speed = self.tokens / max(time.monotonic() - self.started, 1e-9)
-        yield f"{speed:,.0f} tokens/s"
+        yield f"{tqdm.format_sizeof(self.tokens)} tok"
+        yield f"{tqdm.format_sizeof(speed)}/s"
         if done := list(self.records.values()):
             correct = sum(record["correct"] for record in done)
             ends = (100 * share for share in (correct / len(done), *wilson(correct, len(done))))
-            yield "{:.0f}% right [{:.0f}-{:.0f}]".format(*ends)
+            yield "{:.0f}% [{:.0f}-{:.0f}]".format(*ends)
         if hasattr(self.engine, "kv_bytes") and (kv := self.engine.kv_bytes()):
             yield f"KV {as_bytes(kv)}"
+        if done and self.tokens:  # other problems may take as many tokens as those so far
+            mean = sum(r["usage"]["generated_tokens"] for r in done) / len(done)
+            under_way = self.tokens - self.solved_tokens
+            left = max(0.0, mean * (self.total - len(done)) - under_way) / speed
+            yield f"{as_time(left)} left"
 
 
 def as_bytes(nbytes: float) -> str:
@@ -190,3 +197,10 @@ def as_bytes(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.{1 if nbytes < 99.95 else 0}f} GiB"
+
+
+def as_time(seconds: float) -> str:
+    """2:05, or 1h02 from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}" if hours else f"{minutes}:{rest:02}"

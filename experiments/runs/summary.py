@@ -18,6 +18,9 @@ from experiments.runs.stats import maj_at_k, pass_at_k, wilson
 KS = tuple(2**i for i in range(11))
 """The k of pass@k and maj@k."""
 
+SHOWN_VALUES = 5
+"""Of one kind of error."""
+
 WITHOUT_END = (None, "context", "looped")
 """What a branch's `finish_reason` is where its text has no end."""
 
@@ -32,18 +35,42 @@ def failed(record: Mapping[str, Any]) -> bool:
     return record["error"] is not None and not record["error"].startswith("BudgetExceeded")
 
 
+def failure_reasons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Why problems failed (see `kinds_of_errors`)."""
+    return kinds_of_errors([record["error"] for record in filter(failed, records)])
+
+
 def kinds_of_errors(errors: Sequence[str]) -> list[dict[str, Any]]:
-    """Errors by kind, the most frequent first: alike but for numbers, letters and what is quoted.
-    Of each the first one (`reason`) and how many there are (`count`)."""
+    """Errors by kind, the most frequent first: alike but for numbers and what is quoted.
+
+    reason: the first one. count: how many there are. values: what differs in them, each once
+    and in their order; not there where nothing does.
+    """
     groups: dict[str, list[str]] = {}
     for error in errors:
         groups.setdefault(_VALUE.sub("\0", error), []).append(error)
-    kinds = [{"reason": " ".join(e[0].split()), "count": len(e)} for e in groups.values()]
-    return sorted(kinds, key=lambda kind: -kind["count"])
+    counts = []
+    for alike in groups.values():
+        kind = {"reason": " ".join(alike[0].split()), "count": len(alike)}
+        values = differing(alike)
+        counts.append(kind | ({"values": values} if values else {}))
+    return sorted(counts, key=lambda entry: -entry["count"])
+
+
+def differing(errors: Sequence[str]) -> list[str]:
+    """What stands in errors of one kind in the places where they differ."""
+    rows = [_VALUE.findall(error) for error in errors]
+    places = [place for place, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
+    return list(dict.fromkeys(", ".join(row[place] for place in places) for row in rows if places))
 
 
 def shown_kind(kind: Mapping[str, Any]) -> str:
-    return f"{kind['count']} x {kind['reason']}"
+    """A line for a kind of error: how often it is there, the first one, and the values."""
+    values = kind.get("values", ())
+    if not values:
+        return f"{kind['count']} x {kind['reason']}"
+    more = f"; {len(values) - SHOWN_VALUES} more" if len(values) > SHOWN_VALUES else ""
+    return f"{kind['count']} x {kind['reason']} (here: {'; '.join(values[:SHOWN_VALUES])}{more})"
 
 
 def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -65,7 +92,7 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "accuracy_95": [low, high],
         "accuracy_strict": mean([is_right_strictly(r) for r in records]),
         "failures": sum(map(failed, records)),
-        "failure_reasons": kinds_of_errors([r["error"] for r in filter(failed, records)]),
+        "failure_reasons": failure_reasons(records),
         "truncated": sum(r.get("truncated", False) for r in records),
         "truncated_by": dict(Counter(cause for r in records if (cause := r.get("truncated_by")))),
         "branches": branch_counts(records),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,6 +19,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from experiments.cli.labels import label, labels, typed_settings
+from experiments.cli.output import say
 from experiments.cli.temporary import temporary_folder, told_of_temporary
 from experiments.runs.overrides import read
 from ttc.errors import InvalidInput, number_of
@@ -23,6 +28,8 @@ NOTE = "job.json"
 """The file of a run's folder that says which job of a sweep it was."""
 PRESETS = "experiment"
 """The group whose choices set others."""
+LOOK_S, RECORDED_S = 1.0, 30.0
+"""How often it is looked for jobs that have begun or ended, and told how much is recorded."""
 
 
 def sweeps(arguments: Sequence[str]) -> bool:
@@ -105,6 +112,14 @@ def _one_value(override: Override) -> str:
     return one if kept else given
 
 
+def _own_log() -> str | None:
+    """Where the lines of this process go, where submitit has started it."""
+    if (submitit := sys.modules.get("submitit")) is None:
+        return None
+    here = submitit.JobEnvironment()
+    return str(here.paths.stderr) if here.activated() else None
+
+
 def note_job(folder: Path, sweep: str, number: int, overrides: Sequence[str]) -> None:
     """Keep in a run's folder which job of which sweep it was."""
     note = {"sweep": sweep, "number": number, "overrides": list(overrides)}
@@ -177,16 +192,17 @@ class Outcomes:
         with temporary_folder(".ttc-sweep-", Path.cwd() if elsewhere else None) as place:
             yield cls(place)
 
-    def begin(self, number: int, folder: Path) -> None:
-        """A job is about to write to this folder."""
-        self._write(f"{number:06}.begun", str(folder))
+    def begin(self, number: int, folder: Path, title: str = "") -> None:
+        """A job is about to write to this folder. title: what it is called."""
+        note = {"folder": str(folder), "title": title, "log": _own_log()}
+        self._write(f"{number:06}.begun", note)
 
     def recorded(self) -> str:
         """How many problems the jobs that have begun have recorded, and where; "" for none."""
         count = 0
         where = set[str]()
         for begun in self.place.glob("*.begun"):
-            file = Path(json.loads(begun.read_text(encoding="utf-8"))) / "records.jsonl"
+            file = Path(_read(begun)["folder"]) / "records.jsonl"
             if lines := file.read_bytes().count(b"\n") if file.exists() else 0:
                 count += lines
                 where.add(str(file.parent.parent))
@@ -196,12 +212,59 @@ class Outcomes:
         self._write(f"{number:06}.json", asdict(outcome))
 
     def _write(self, name: str, value: Any) -> None:
+        """Whole or not at all, as another process may look at any time."""
+        new = self.place / f"{name}.new"
         with told_of_temporary(self.place):
-            (self.place / name).write_text(json.dumps(value), encoding="utf-8")
+            new.write_text(json.dumps(value), encoding="utf-8")
+            new.replace(self.place / name)
+
+    def news(self, told: set[str]) -> Iterator[str]:
+        """A line for each job that has begun or ended and is not among `told` yet."""
+        for file in sorted(self.place.glob("*.begun")):
+            note = _read(file)
+            if file.name not in told:
+                told.add(file.name)
+                yield f"{note['title']} has begun, its log: {note['log'] or 'unknown'}"
+            ended = file.with_suffix(".json")
+            if ended.name not in told and ended.exists():
+                told.add(ended.name)
+                result = _read(ended)["result"]
+                how = f"has failed: {result}" if isinstance(result, str) else "is done"
+                yield f"{note['title'].partition(':')[0]} {how}"
+
+    @contextmanager
+    def watched(self, arguments: Sequence[str]) -> Iterator[None]:
+        """Tell on the screen how far jobs are whose own lines go into logs, as submitit's do."""
+        if not any(re.match(r"\+*hydra/launcher=submitit", word) for word in arguments):
+            yield
+            return
+        over = Event()
+        watching = Thread(target=self._watch, args=(over,), daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+
+    def _watch(self, over: Event) -> None:
+        told = set[str]()
+        last, since = "", time.monotonic()
+        while True:
+            ended = over.wait(LOOK_S)
+            for line in self.news(told):
+                say(line)
+            if ended:
+                return
+            if time.monotonic() - since > RECORDED_S and (done := self.recorded()) != last:
+                say(f"recorded so far: {done}")
+                last, since = done, time.monotonic()
 
     def all(self) -> list[JobOutcome]:
         """In the order of the jobs."""
-        return [
-            JobOutcome(**json.loads(file.read_text(encoding="utf-8")))
-            for file in sorted(self.place.glob("*.json"))
-        ]
+        return [JobOutcome(**_read(file)) for file in sorted(self.place.glob("*.json"))]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return value

@@ -39,8 +39,6 @@ def _as_choice(word: str) -> str:
     if group not in GROUPS or setting not in ("", "_target_"):
         return word
     names = values(override)
-    if setting:
-        raise InvalidInput(f"{word}: a class is a choice of its group; give {group}={names[0]}")
     if not any(isinstance(name, str) and "." in name for name in names):
         return word
     return f"{group}={','.join(_choice(group, str(name)) for name in names)}"

@@ -17,7 +17,7 @@ def launch() -> None:
 
     from experiments.runs.flags import as_settings
     from experiments.runs.hydra_command import configured
-    from experiments.server.settings import FLAGS
+    from experiments.server.settings import FLAGS, ServeConfig
 
     try:
         from experiments.server.launch import run
@@ -28,5 +28,5 @@ def launch() -> None:
             f"error: the server needs {error.name}: pip install -e '.[serve]'"
         ) from error
 
-    sys.argv[1:] = as_settings(sys.argv[1:], FLAGS)
+    sys.argv[1:] = as_settings(sys.argv[1:], FLAGS, {"serve": ServeConfig})
     configured("serve", lambda config, _: run(config, HydraConfig.get().runtime.choices["search"]))

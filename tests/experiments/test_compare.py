@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from experiments.cli.labels import labels
-from experiments.cli.tables import Table
+from experiments.cli.tables import Table, page
 from experiments.eval.compare.command import compare, main, parsed
 from experiments.eval.compare.figures import frontier, pair_figures
 from experiments.eval.compare.rows import load_rows, run_folders, short_place
@@ -320,10 +320,19 @@ def test_a_class_tells_rows_apart_and_not_its_settings() -> None:
     ]
 
 
-def test_tables_come_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_come_as_markdown_and_for_booktabs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = save(tmp_path, "a_1|", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
     compare(parsed([a, b, "--format", "markdown"]))
     assert re.search(r"\| a_1\\\| +\| +75\.0%", capsys.readouterr().out)
+    compare(parsed([a, b, "--format", "latex"]))
+    text = capsys.readouterr().out
+    assert (
+        r"\begin{tabular}{lrrrrrrrrrrr}" + "\n\\toprule\nrun & accuracy & 95\\% interval & strict"
+        in text
+    )
+    assert r"a\_1| & 75.0\% & " in text and r"\bottomrule" in text
 
 
 def test_csv_has_the_figures_and_the_settings_that_differ_as_they_are_typed(
@@ -505,6 +514,14 @@ def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
     [
         ("records.jsonl", "[1, 2]\n{}\n"),
         ("records.jsonl", "[" * 100_000 + "\n{}\n"),
+        (
+            "records.jsonl",
+            '{"id": "a", "correct": true, "error": [], "branches": [], "usage": {}}\n',
+        ),
+        (
+            "records.jsonl",
+            '{"id": "a", "correct": true, "error": null, "branches": null, "usage": {}}\n',
+        ),
         ("summary.json", "[]"),
         ("summary.json", "[" * 100_000),
         ("fingerprint.json", '"text"'),
@@ -537,3 +554,12 @@ def test_a_folder_of_several_runs_is_announced_as_a_folder(
     monkeypatch.setattr("sys.argv", ["compare", str(tmp_path)])
     main()
     assert capsys.readouterr().err == "starting: a comparison of the runs of 1 folder\n"
+
+
+def test_long_names_without_a_blank_are_broken_on_a_page() -> None:
+    """A name of 40 letters left the Differences table wider than a page of 1,300 pixels."""
+    name = "experiment_of_the_week_with_a_long_name1"
+    made = page("runs", [Table("Differences", ("run", "p"), [[name, "0.5"]])])
+    assert f'<td class="long">{name}</td>' in made
+    (style,) = re.findall(r"td\.long\{([^}]*)\}", made)
+    assert {"white-space:normal", "overflow-wrap:anywhere"} <= set(style.split(";"))

@@ -27,6 +27,7 @@ def test_a_removed_choice_is_refused_with_what_to_use_instead(choice: str) -> No
     assert name not in choices(group)
     assert refusal(choice) == f"{choice} was removed; {instead}"
     assert refusal(f"{group}={path}") == f"{group}={path} was removed; {instead}"
+    assert refusal(f"{group}._target_={path}") == f"{group}={path} was removed; {instead}"
 
 
 def test_what_is_named_instead_exists() -> None:

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 
 from experiments.run import launch
 from experiments.runs.problem_loop import run
-from experiments.runs.sweep import Outcomes
+from experiments.runs.sweep import JobOutcome, Outcomes
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished, run_until_killed, started
@@ -198,12 +198,29 @@ def test_ctrl_c_in_a_sweep_counts_what_its_jobs_have_recorded(tmp_path: Path) ->
         assert outcomes.recorded() == f"3 problems in {tmp_path}"
 
 
+def test_a_sweep_tells_each_job_that_begins_or_ends_elsewhere_once(tmp_path: Path) -> None:
+    with Outcomes.kept([]) as outcomes:
+        told = set[str]()
+        assert list(outcomes.news(told)) == []
+        outcomes.begin(0, tmp_path / "a", "job 1 of 2: n=4")
+        assert list(outcomes.news(told)) == ["job 1 of 2: n=4 has begun, its log: unknown"]
+        outcomes.begin(1, tmp_path / "b", "job 2 of 2: n=8")
+        outcomes.add(0, JobOutcome(["n=4"], {"accuracy": 1.0}, "a"))
+        outcomes.add(1, JobOutcome(["n=8"], "no room", None))
+        assert list(outcomes.news(told)) == [
+            "job 1 of 2 is done",
+            "job 2 of 2: n=8 has begun, its log: unknown",
+            "job 2 of 2 has failed: no room",
+        ]
+        assert list(outcomes.news(told)) == []
+
+
 def test_ctrl_c_that_the_launcher_hears_first_says_what_is_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As joblib's, which stops its processes and knows of no record."""
 
-    def interrupted(config: Any) -> dict[str, Any]:
+    def interrupted(config: Any, notes: Path) -> dict[str, Any]:
         folder = Path(config.run.output_dir) / config.run.name
         folder.mkdir(parents=True)
         (folder / "records.jsonl").write_text("{}\n")

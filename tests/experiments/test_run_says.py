@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from experiments.runs.problem_loop import run
+from experiments.runs.readers import same_choices, with_choices
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from ttc.results import Problem
 
 LONG = ("search=self_consistency", "search.n=2", "search.max_tokens=16", "dataset.limit=2")
 
@@ -18,6 +20,34 @@ def place(tmp_path: Path) -> Path:
     save_model(tmp_path / "model")
     save_rows(tmp_path / "rows.jsonl", ROWS)
     return tmp_path
+
+
+@pytest.mark.few
+@pytest.mark.parametrize(
+    ("sharing", "search", "said"),
+    [
+        ("similar", ("search=best_of_n", "search.n=2", "search.max_tokens=3"), True),
+        ("exact", ("search=best_of_n", "search.n=2", "search.max_tokens=3"), False),
+        (
+            "similar",
+            (
+                "search=diverse_prompts",
+                "search.max_tokens=3",
+                'search.phrasings=["{question}","Question : {question}"]',
+            ),
+            False,
+        ),
+    ],
+)
+def test_a_search_that_never_rewords_has_no_use_for_similar_prompts(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    sharing: str,
+    search: tuple[str, ...],
+    said: bool,
+) -> None:
+    run(composed(place, f"sharing={sharing}", search=search))
+    assert ("sharing=similar does nothing" in capsys.readouterr().err) is said
 
 
 @pytest.mark.few(1)
@@ -39,3 +69,32 @@ def test_a_run_counts_its_act_blocks(
 
 def test_a_run_without_such_blocks_counts_none(place: Path) -> None:
     assert "act_blocks" not in run(composed(place))
+
+
+@pytest.mark.parametrize(
+    ("choices", "letters"),
+    [
+        (["7", "7 ", "8", "9"], ["B"]),
+        (["Yes", "no", "yes", "No"], ["C", "D"]),
+        (["7", "77", "8", "9"], []),
+        (["a\nline", "b", "a line", "c"], ["C"]),
+    ],
+)
+def test_choices_of_the_same_text_are_found(choices: list[str], letters: list[str]) -> None:
+    lettered = dict(zip("ABCD", choices, strict=True))
+    question = with_choices("Which?\n(as (A) or (B))", lettered)
+    assert same_choices(Problem(question, "q", "A", {"choices": "ABCD"})) == letters
+    assert same_choices(Problem(question, "q", "A")) == []
+
+
+def test_a_run_says_which_questions_have_choices_of_the_same_text(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"question": "2 + 5?", "choices": {"label": ["A", "B"], "text": ["7", "7 "]}},
+        {"question": "2 + 6?", "choices": {"label": ["A", "B"], "text": ["7", "8"]}},
+    ]
+    save_rows(place / "rows.jsonl", [{**row, "answerKey": "A"} for row in rows])
+    run(composed(place, "dataset.reader=arc_challenge", "dataset.answer_kind=choice"))
+    said = capsys.readouterr().err
+    assert "1 question with two choices of the same text" in said

@@ -54,8 +54,9 @@ def test_a_plain_line_holds_every_number_and_tokens_never_go_back(clock: Any) ->
         progress.show()
         engine.live = []  # released, and not yet reported
     assert out.getvalue().splitlines() == [
-        "4 of 20 problems, 50 tokens/s, 75% right [30-95], KV 3 MiB",
-        "4 of 20 problems, 25 tokens/s, 75% right [30-95], KV 3 MiB",
+        # 16 problems of 100 tokens are left, 100 of them made, at 50 tokens a second
+        "4 of 20 problems, 500 tok, 50.0/s, 75% [30-95], KV 3 MiB, 0:30 left",
+        "4 of 20 problems, 500 tok, 25.0/s, 75% [30-95], KV 3 MiB, 1:00 left",
     ]
 
 
@@ -98,14 +99,27 @@ def test_a_job_of_a_sweep_is_called_by_what_is_swept(
 def test_the_bar_moves_by_itself_while_a_batch_is_solved() -> None:
     out, engine = Terminal(), Engine()
     records: dict[str, Any] = {}
-    with ProgressBar("a-data-set-with-a-very-long-name", 20, records, engine, out=out):
+    with ProgressBar("sums", 20, records, engine, out=out):
         records["a"] = record(correct=True)
         deadline = time.monotonic() + 200
-        while "100% right" not in out.getvalue() and time.monotonic() < deadline:
+        while "100% [" not in out.getvalue() and time.monotonic() < deadline:
             time.sleep(0.05)
-    shown = out.getvalue().split("\r")
-    assert max(map(len, shown)) <= 80 and "1/20" in out.getvalue()
-    assert any("100% right [21-100]" in text for text in shown)
+    assert "1/20" in out.getvalue() and "100% [21-100] KV 3 MiB" in out.getvalue()
+
+
+def test_the_bar_fits_80_columns_however_large_its_numbers(clock: Any) -> None:
+    out, engine = Terminal(), Engine()
+    engine.kv_bytes = lambda: 123 << 30  # type: ignore[method-assign]
+    records = {str(i): record(correct=True, tokens=123_456) for i in range(1_000)}
+    progress = ProgressBar("a-data-set-{with}-a-very-long-name", 12_345, records, engine, out=out)
+    progress.solved(123_456_000)
+    clock.s = 40_000.0
+    progress.show()
+    assert progress.bar is not None
+    shown = str(progress.bar)
+    progress.bar.close()
+    assert len(shown) <= 80 and shown.startswith("a-data-se 1000/12345 |")
+    assert shown.endswith(" 123M tok 3.09k/s 100% [100-100] KV 123 GiB 126h03 left")
 
 
 def test_bytes_are_short() -> None:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from experiments.runs.problem_loop import run
-from experiments.runs.summary import kinds_of_errors, seconds_at_work, shown_kind, summarise, votes
+from experiments.runs.summary import (
+    failure_reasons,
+    kinds_of_errors,
+    seconds_at_work,
+    shown_kind,
+    summarise,
+    votes,
+)
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc.residency.streaming_heads import save_streaming_heads
 
@@ -114,18 +121,50 @@ def test_time_in_which_several_problems_are_under_way_counts_once_and_pauses_do_
     assert seconds_at_work([]) == 0
 
 
-def test_errors_that_differ_in_a_value_are_one_kind() -> None:
-    alike = [
-        ["'E' is none of the choices A, B", "'F' is none of the choices A, B, C, D"],
-        [r"the answer 'it\'s \"12\"' is no number", "the answer 'twelve' is no number"],
-        ["the row is [1, 2], of type list", "the row is ['a', 3, 4], of type list"],
-        ["the prompt has 9,001 tokens", "the prompt has 12 tokens"],
+def test_reasons_that_differ_in_numbers_or_names_are_one() -> None:
+    errors = [
+        "InvalidInput: the prompt has 9,001 tokens",
+        "KeyError: the row has no field 'question'",
+        None,
+        "InvalidInput: the prompt has 12 tokens",
+        "BudgetExceeded: 9 tokens",
     ]
-    for errors in alike:
-        assert kinds_of_errors(errors) == [{"reason": errors[0], "count": 2}]
-    found = kinds_of_errors(["a", *alike[0], *alike[3], "the prompt has 1 tokens"])
-    assert [kind["count"] for kind in found] == [3, 2, 1]
-    assert shown_kind(found[0]) == "3 x the prompt has 9,001 tokens"
+    assert failure_reasons([{"error": error} for error in errors]) == [
+        {
+            "reason": "InvalidInput: the prompt has 9,001 tokens",
+            "count": 2,
+            "values": ["9,001", "12"],
+        },
+        {"reason": "KeyError: the row has no field 'question'", "count": 1},
+    ]
+
+
+def test_a_kind_of_error_is_shown_with_the_values_that_differ_alone() -> None:
+    alike = [
+        f"InvalidInput: '{letter}' is none of the 4 choices, row {n}"
+        for letter, n in [("E", 1), ("F", 2), ("E", 2), ("E", 1)]
+    ]
+    (kind,) = kinds_of_errors(alike)
+    assert kind["count"] == 4 and kind["values"] == ["'E', 1", "'F', 2", "'E', 2"]
+    assert shown_kind(kind) == f"4 x {alike[0]} (here: 'E', 1; 'F', 2; 'E', 2)"
+    (kind,) = kinds_of_errors([f"ValueError: {n} is too many" for n in range(9)])
+    assert shown_kind(kind).endswith("(here: 0; 1; 2; 3; 4; 4 more)")
+    (kind,) = kinds_of_errors(["the box is '' #", "the box is '' #"])
+    assert "values" not in kind and shown_kind(kind) == "2 x the box is '' #"
+    assert len(kinds_of_errors(["no answer after #### 3", "no answer after 3 ####", "# 3"])) == 3
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("'E' is none of the choices A, B", "'F' is none of the choices A, B, C, D"),
+        (r"the answer 'it\'s \"12\"' is no number", "the answer 'twelve' is no number"),
+        ("the row is [1, 2], of type list", "the row is ['a', 3, 4], of type list"),
+    ],
+)
+def test_errors_that_differ_in_a_value_are_one_kind(first: str, second: str) -> None:
+    (kind,) = kinds_of_errors([first, second])
+    assert kind["count"] == 2 and len(kind["values"]) == 2
 
 
 @pytest.mark.slow

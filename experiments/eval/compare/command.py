@@ -15,7 +15,7 @@ from ttc.errors import number_of
 FOLDERS = (
     "folders of runs, as outputs/NAME; a folder that holds runs; or a pattern, as 'outputs/*n=4*'"
 )
-FORMAT = "of the tables; csv has a column for each setting that differs"
+FORMAT = "of the tables; latex is for booktabs, csv has a column for each setting that differs"
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:

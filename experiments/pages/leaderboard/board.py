@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.tables import Table, amount, as_csv, as_typed, percent
+from experiments.cli.tables import Table, amount, as_csv, as_typed, page, percent
 from experiments.eval.cells import Cell
 from experiments.eval.compare.figures import row_figures
-from experiments.eval.compare.rows import ComparedRow, prompt_settings
+from experiments.eval.compare.rows import OF_A_SEED, ComparedRow, prompt_settings
 from experiments.eval.compare.show import Figures, remarks
 from experiments.eval.predictions import RULES, predictions_of
 from experiments.pages.leaderboard.plan import Leaderboard
@@ -70,6 +70,23 @@ def predictions_right(run: FinishedRun) -> dict[str, float]:
     return {name: sum(p[name][1] for p in solved) / len(run.records) for name in shared}
 
 
+def write_predictions(run: FinishedRun, out: Path) -> None:
+    """A line per problem as search-and-learn publishes them: question, gold answer, and `\\boxed{}`
+    predictions."""
+    with out.open("w", encoding="utf-8") as file:
+        for name, record in run.records.items():
+            line = {
+                "unique_id": name,
+                "problem": record.get("question"),
+                "answer": record.get("gold"),
+            }
+            line |= {
+                key: f"\\boxed{{{answer or ''}}}"
+                for key, (answer, _) in predictions_of(record).items()
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
 def check_folder(plan: Leaderboard) -> None:
     """Raise InvalidInput where the folder has the tables of cells that the plan does not have."""
     file = plan.folder / "leaderboard.json"
@@ -87,9 +104,9 @@ def check_folder(plan: Leaderboard) -> None:
 
 
 def write_board(plan: Leaderboard, rows: Sequence[Figures], errors: dict[str, str]) -> list[Path]:
-    """Write leaderboard.md, .csv and .json."""
+    """Write leaderboard.md, .csv, .json and .html, and a folder of every cell's predictions."""
     sections = tables(rows, errors)
-    files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json")]
+    files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]
     files[0].write_text(
         "\n\n".join(table.markdown() for table in sections) + "\n", encoding="utf-8"
     )
@@ -101,7 +118,27 @@ def write_board(plan: Leaderboard, rows: Sequence[Figures], errors: dict[str, st
     files[1].write_text(as_csv(lines), encoding="utf-8")
     whole = {"name": plan.name, "rows": rows, "errors": errors}
     files[2].write_text(as_json(whole), encoding="utf-8")
-    return files
+    files[3].write_text(page(plan.name, sections), encoding="utf-8")
+    folder = plan.folder / "predictions"
+    folder.mkdir(exist_ok=True)
+    for row in rows:
+        run = FinishedRun.load(Path(row["folder"]))
+        write_predictions(run, folder / f"{run.folder.name}.jsonl")
+    return [*files, folder]
+
+
+def csv_text(rows: Sequence[Figures]) -> str:
+    configs = [row["settings"] for row in rows]
+    keys = sorted({key for config in configs for key in config} - set(OF_A_SEED))
+    apart = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+    left = ("made_by", "prompt", "settings")
+    lines = []
+    for row in rows:
+        line = {"row": row["row"]}
+        line |= {key: as_typed(row["settings"].get(key)) for key in apart}
+        line |= {key: value for key, value in row.items() if key not in left}
+        lines.append(line)
+    return as_csv(lines)
 
 
 def tables(rows: Sequence[Figures], errors: Mapping[str, str] | None = None) -> list[Table]:
@@ -143,7 +180,15 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
         line = [name, str(len(group)), percent(figures["accuracy"]), interval, *costs, *shown]
         lines.append((figures["accuracy"], line))
     lines.sort(key=lambda scored: -scored[0])
-    columns = ("row", "seeds", "accuracy", "95% interval", "generated", "verifier", "FLOPs")
+    columns = (
+        "row",
+        "seeds",
+        "accuracy",
+        "95% interval",
+        "generated",
+        "verifier",
+        "FLOPs",
+    )
     return Table(dataset, (*columns, *preds), [line for _, line in lines], [ABOUT])
 
 

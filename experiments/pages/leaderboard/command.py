@@ -9,6 +9,8 @@ from pathlib import Path
 
 from experiments.cli.command import perform
 from experiments.cli.output import say, show, show_errors
+from experiments.cli.tables import FORMATS
+from experiments.eval.compare.command import FORMAT
 from ttc.errors import number_of
 
 EXAMPLE = """\
@@ -33,6 +35,10 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("file", type=Path, help="what to run, as YAML")
     parser.add_argument(
+        "--labels", metavar="A,B,C", help="what the rows are called, in the order of the file"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT)
+    parser.add_argument(
         "--dry", action="store_true", help="check every cell and print their names, and run nothing"
     )
     return parser.parse_args(words)
@@ -40,11 +46,19 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def leaderboard(arguments: argparse.Namespace) -> int:
     """Returns the exit code: 1 where a cell could not be run."""
-    from experiments.pages.leaderboard.plan import read_plan
+    from experiments.pages.leaderboard.plan import read_plan, with_labels
 
     plan = read_plan(arguments.file)
+    if arguments.labels is not None:
+        plan = with_labels(plan, arguments.labels.split(","))
     from experiments.eval.cells import configurations, run_cells
-    from experiments.pages.leaderboard.board import board_rows, check_folder, tables, write_board
+    from experiments.pages.leaderboard.board import (
+        board_rows,
+        check_folder,
+        csv_text,
+        tables,
+        write_board,
+    )
 
     if arguments.dry:
         configurations(plan.cells)
@@ -55,7 +69,10 @@ def leaderboard(arguments: argparse.Namespace) -> int:
     rows = board_rows(plan, refused)
     if rows:
         files = write_board(plan, rows, errors)
-        show("\n\n".join(table.text() for table in tables(rows, errors)))
+        if arguments.format == "csv":
+            show(csv_text(rows), end="")
+        else:
+            show("\n\n".join(getattr(table, arguments.format)() for table in tables(rows, errors)))
         say("\nwritten: " + ", ".join(map(str, files)))
     show_errors(errors, f"{number_of(len(plan.cells), 'cell')} could not be run")
     return int(bool(errors))

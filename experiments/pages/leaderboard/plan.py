@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 
 from experiments.cli.choices import choices
-from experiments.cli.labels import labels, typed_settings
+from experiments.cli.labels import given_labels, labels, typed_settings
 from experiments.cli.removed import removal
 from experiments.eval.cells import Cell
 from experiments.runs.overrides import as_override
+from experiments.runs.reading import refuse_bombs
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix
 from ttc.checks import check_known
@@ -52,13 +53,17 @@ class ListEntry:
 def read_plan(file: Path) -> Leaderboard:
     """Raises InvalidInput for a file that cannot be read as a leaderboard."""
     try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        refuse_bombs(file, text)
+        given = yaml.safe_load(text)
+    except InvalidInput:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(
             f"{file} cannot be read ({reason}); give a YAML file of what to run, as --help shows"
         ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # also a date or a number that is none
         raise InvalidInput(f"{file} is not YAML: {error}") from error
     if encodable(given) != given:
         raise InvalidInput(
@@ -87,6 +92,16 @@ def read_plan(file: Path) -> Leaderboard:
             "...}"
         )
     return Leaderboard(name, folder, cells)
+
+
+def with_labels(plan: Leaderboard, names: Sequence[str]) -> Leaderboard:
+    """The plan whose rows are called so, in the order of the file.
+
+    Raises InvalidInput where the names do not fit the rows.
+    """
+    titles = list(dict.fromkeys(cell.title for cell in plan.cells))
+    called = dict(zip(titles, given_labels(names, titles), strict=True))
+    return replace(plan, cells=[replace(cell, title=called[cell.title]) for cell in plan.cells])
 
 
 def _cell(parts: Sequence[ListEntry], seed: int, common: Sequence[str], folder: Path) -> Cell:

@@ -19,10 +19,19 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.view",
         description="Write a run as one page that needs no network and no other file: its "
-        "figures, its problems, and the search tree of each, with the text of every step.",
+        "figures, its problems, and the search tree of each, with the text of every step. Or draw "
+        "results that a program has saved.",
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a run, as outputs/NAME")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (FOLDER/view.html)")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder of a run, as outputs/NAME, or a file with what Result.to_dict returned "
+        "(or a list of these)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the page (FOLDER/view.html, or FILE.html)"
+    )
     parser.add_argument(
         "--limit",
         type=int,
@@ -42,15 +51,25 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def view(arguments: argparse.Namespace) -> None:
     from experiments.pages.view.page import page, page_data
+    from experiments.pages.view.saved import results_of, results_page
     from experiments.runs.finished import FinishedRun
     from experiments.runs.screen import as_bytes
 
-    run = FinishedRun.load(arguments.folder)
-    data = page_data(run, arguments.limit, arguments.problem)
-    out = arguments.out or arguments.folder / "view.html"
+    if arguments.folder.is_file():
+        results = results_of(arguments.folder)
+        shown = results_page(results[: arguments.limit], arguments.folder.name)
+        text = shown
+        out = arguments.folder.with_suffix(".html")
+        count = number_of(len(results), "result")
+    else:
+        run = FinishedRun.load(arguments.folder)
+        data = page_data(run, arguments.limit, arguments.problem)
+        text = page(data)
+        out = arguments.folder / "view.html"
+        count = f"{len(data['problems'])} of {number_of(len(run.records), 'problem')}"
+    out = arguments.out or out
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page(data), encoding="utf-8")
-    count = f"{len(data['problems'])} of {number_of(len(run.records), 'problem')}"
+    out.write_text(text, encoding="utf-8")
     show(f"{count}: {out} ({as_bytes(out.stat().st_size)})")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,19 @@ from typing import Any
 from experiments.runs.finished import FinishedRun
 from experiments.runs.reading import check_whole
 from experiments.runs.records import chosen_branch
-from experiments.runs.summary import approximations_by_settings, failed, seconds_at_work, summarise
+from experiments.runs.summary import (
+    approximations_by_settings,
+    failed,
+    seconds_at_work,
+    summarise,
+)
 from ttc.errors import InvalidInput
 from ttc.tool_calls import spelt
 
 TEMPLATE = Path(__file__).with_name("page.html")
 BARS = 20
+SHARED = 200
+"""The most words that questions are compared by."""
 
 
 def page(data: dict[str, Any]) -> str:
@@ -45,6 +53,7 @@ def page_data(run: FinishedRun, limit: int, only: Sequence[str] = ()) -> dict[st
     for record in records:
         check_whole(run.folder, record)
     chosen = [run.records[name] for name in only] if only else records[:limit]
+    labels = told_apart([record.get("question") or "" for record in chosen])
     config = run.config
     summary = summarise(records) | {"seconds": seconds_at_work(records)}
     summary["approximate"] |= approximations_by_settings(config.get, summary, records)
@@ -60,8 +69,27 @@ def page_data(run: FinishedRun, limit: int, only: Sequence[str] = ()) -> dict[st
         },
         "histogram": _histogram(records),
         "left_out": len(chosen) < len(records),
-        "problems": list(map(_problem, chosen)),
+        "problems": [
+            _problem(record) | {"label": label}
+            for record, label in zip(chosen, labels, strict=True)
+        ],
     }
+
+
+def told_apart(questions: Sequence[str]) -> list[str]:
+    """The questions without the words that most begin with; whole where nothing else is left."""
+    words = [question.split() for question in questions]
+    starts = Counter(
+        tuple(each[:n]) for each in words for n in range(1, min(len(each), SHARED) + 1)
+    )
+    labels = []
+    for each in words:
+        shared = 0
+        while starts[tuple(each[: shared + 1])] > max(1, len(words) / 2) and shared < len(each):
+            shared += 1
+        rest = " ".join(each[shared:])
+        labels.append(f"…{rest}" if shared and rest else " ".join(each))
+    return labels
 
 
 def _problem(record: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pages.leaderboard.board import predictions_right
+from experiments.pages.leaderboard.board import predictions_right, write_predictions
 from experiments.pages.leaderboard.command import leaderboard, parsed
 from experiments.pages.leaderboard.plan import read_plan
 from experiments.runs.finished import FinishedRun
@@ -106,10 +107,27 @@ def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFi
     assert [row["seed"] for row in rows] == ["0", "1", "0", "1"] and rows[2][
         "settings.search.n"
     ] == "4"
-    text = capsys.readouterr().out
-    assert text.startswith("sums\n") and "\nEvery run\n" in text
+    text, page = capsys.readouterr().out, (folder / "leaderboard.html").read_text()
+    assert text.startswith("sums\n") and "\nEvery run\n" in text and "<h2>sums</h2>" in page
     assert (folder / "leaderboard.md").read_text().startswith("**sums**")
     assert max(map(len, text.splitlines())) <= 80 and "\nbon " in text
+    leaderboard(parsed([str(place / "all.yaml"), "--format", "csv"]))
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [(row["row"], row["search.n"]) for row in rows[1:3]] == [("greedy", ""), ("bon", "4")]
+    leaderboard(parsed([str(place / "all.yaml"), "--labels", "one answer,four answers"]))
+    assert "\nfour answers " in capsys.readouterr().out
+    rows = list(csv.DictReader((folder / "leaderboard.csv").open()))
+    assert [row["row"] for row in rows[1:3]] == ["one answer", "four answers"]
+    lines = (folder / "predictions" / f"{names[2]}.jsonl").read_text().splitlines()
+    assert len(lines) == 4 and json.loads(lines[0])["answer"] == "0"
+
+
+@pytest.mark.parametrize("labels", ["one", "one,one", "one,two,three", "one,"])
+def test_labels_that_do_not_fit_the_rows_are_refused(place: Path, labels: str) -> None:
+    arguments = parsed([str(board(place, "named")), "--labels", labels])
+    message = re.escape(f"--labels={labels} has") + ".* in this order:\n  greedy\n  bon$"
+    with pytest.raises(InvalidInput, match=message):
+        leaderboard(arguments)
 
 
 @pytest.mark.slow
@@ -118,7 +136,7 @@ def test_a_killed_leaderboard_goes_on_to_the_same_rows(place: Path) -> None:
     folder = place / "outputs" / "killed"
     run_until_killed("experiments.leaderboard", 6, str(killed))
     before = answers(folder)
-    assert len(before) == 6
+    assert len(before) == 9  # greedy's second seed is copied, in one piece
     assert leaderboard(parsed([str(killed)])) == 0
     assert leaderboard(parsed([str(board(place, "whole"))])) == 0
     found = answers(folder)
@@ -141,8 +159,9 @@ def test_results_of_other_settings_are_no_row(
     folder = place / "outputs" / "two"
     made = json.loads((folder / "leaderboard.json").read_text())
     assert [row["search"] for row in made["rows"]] == ["greedy"]
-    said = (folder / "leaderboard.md").read_text()
-    assert "could not be run" in said and "another configuration" in said
+    for name in ("leaderboard.md", "leaderboard.html"):
+        said = (folder / name).read_text()
+        assert "could not be run" in said and "another configuration" in said
     assert "1 of 2 cells could not be run" in capsys.readouterr().out
 
 
@@ -188,6 +207,10 @@ def test_the_published_predictions_are_those_of_the_first_n_candidates(tmp_path:
         "pred_weighted@4": 1.0,  # 7 with 1.0 against 0.95; 2 with 0.6 against 0.5
         "pred_maj@4": 1.0,
     }
+    write_predictions(run, tmp_path / "p.jsonl")
+    line = json.loads((tmp_path / "p.jsonl").read_text().splitlines()[0])
+    assert (line["unique_id"], line["answer"]) == ("a", "1")
+    assert line["pred_naive@4"] == r"\boxed{8}" and line["pred_weighted@4"] == r"\boxed{7.0}"
 
 
 @pytest.mark.parametrize(
@@ -322,10 +345,18 @@ def test_another_leaderboard_of_the_same_name_replaces_no_tables(place: Path) ->
     assert leaderboard(parsed([str(board(place, "one", seeds=[0, 1]))])) == 0  # more of the same
 
 
+def test_a_plan_with_aliases_is_refused(tmp_path: Path) -> None:
+    """A few lines of them stand for more values than any memory holds."""
+    (tmp_path / "bomb.yaml").write_text("name: &x [1, 1]\nmodels: &y [*x, *x]\nseeds: [*y, *y]")
+    with pytest.raises(InvalidInput, match=r"bomb\.yaml holds an alias"):
+        read_plan(tmp_path / "bomb.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[" * 9000, "is not YAML: maximum recursion"),
+        ("[" * 9000, "lie more than 100 deep"),
+        ("a: " + "{a: " * 9000, "lie more than 100 deep"),
         ("seeds: [" + "1" * 5000 + "]", "is not YAML: Exceeds the limit"),
         ("name: 2001-99-99", "is not YAML: month must be"),
         ("seeds: [0b_]", "is not YAML: invalid literal"),

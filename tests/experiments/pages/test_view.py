@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from experiments.pages.view.command import parsed, view
+from experiments.pages.view.page import told_apart
+from search import BestOfN, solve
+from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
 from tests.helpers.run_files import record, save
 from ttc import InvalidInput
@@ -72,12 +75,27 @@ def test_the_page_holds_the_run_and_its_trees(tmp_path: Path) -> None:
     first, _, last = data["problems"]
     assert [n["own"] for n in first["nodes"]] == [7, 3, 3, 3, 3] and [
         n["from"] for n in first["nodes"]
-    ] == [0, 7, 7, 10, 10]
+    ] == [
+        0,
+        7,
+        7,
+        10,
+        10,
+    ]
     # its answer is the problem's, node 3's is not
     assert first["chosen"] == 4 and first["nodes"][4]["answer"] == "7"
     assert [n["correct"] for n in first["nodes"]] == [None, None, None, False, True]
     assert last["failed"] and last["nodes"] == [] and not data["left_out"]
     assert data["histogram"] == [{"from": 12, "to": 12, "right": 1, "wrong": 2}]
+
+
+def test_problems_are_told_apart_by_what_differs() -> None:
+    start = "State the final answer to the following arithmetic problem:"
+    assert told_apart([f"{start} {i} + 2 =" for i in range(5)]) == [f"…{i} + 2 =" for i in range(5)]
+    assert told_apart([f"{start} 1", f"{start} 2", "Tom has", f"{start} 3"]) == [
+        *("…1", "…2", "Tom has", "…3")
+    ]
+    assert told_apart([start, start, ""]) == [start, start, ""] and told_apart([start]) == [start]
 
 
 def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:
@@ -110,6 +128,11 @@ def test_a_long_run_is_cut_and_says_so(tmp_path: Path, capsys: pytest.CaptureFix
         (["--limit", "0"], {}, "--limit=0 must be at least 1"),
         (["--problem", "p9"], {}, "--problem=p9 is not in"),
         ([], {"tree": None}, "p0 has no tree: another version wrote it"),
+        (
+            [],
+            {"tree": [{"id": 0, "parent": None, "path": [], "tokens": 0}]},
+            "no own_tokens in its tree: another version",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_refused(
@@ -219,3 +242,35 @@ def test_a_browser_shows_the_tree_and_opens_a_step(tmp_path: Path) -> None:
         assert page.locator("#problems button").count() == 2
         window.close()
     assert wrong == []
+
+
+# ---------------------------------------------------------------- results that a program has saved
+
+
+def test_saved_results_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = BestOfN(n=3, max_tokens=6)
+    result = solve(search, problem=EVIL, engine=FakeBackend(), verifier=Same())
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(result.to_dict()))
+    view(parsed([str(file)]))
+    page = (tmp_path / "result.html").read_text()
+    assert page.count("<circle") == 4 and page.count("<details>") == 3
+    assert "<script" not in page and "<img" not in page and "&lt;/script&gt;" in page
+    file.write_text(json.dumps([result.to_dict(), result.to_dict()]))
+    view(parsed([str(file), "--out", str(tmp_path / "two.html")]))
+    assert (tmp_path / "two.html").read_text().count("<circle") == 8
+    assert "2 results" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("no json", "is no JSON"), ('{"a": 1}', "are no result")]
+)
+def test_a_file_that_holds_no_result_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InvalidInput, match=message):
+        view(parsed([str(tmp_path / "result.json")]))
+
+
+class Same:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        return [[1.0] for _ in branches]

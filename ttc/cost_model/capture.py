@@ -90,64 +90,37 @@ class CaptureTimes:
         return max(self.t_pcie(kv_host, act_host), self.t_computation(act_host + act_gpu))
 
 
-def hybrid_cache_allocation(
-    times: CaptureTimes,
-    act_gpu: float,
-    m_host: float,
-    s_weight: float = 0,
-    s_kv: float = 1,
-    s_act: float = 1,
-) -> tuple[int, int]:
+def hybrid_cache_allocation(times: CaptureTimes, act_gpu: float, m_host: int) -> tuple[int, int]:
     """Algorithm 1: (#ACT_Host, #KV_Host), the blocks of each kind that the host keeps.
 
-    act_gpu: #ACT_GPU. m_host, s_weight: the host's memory and the weights in it. s_kv, s_act: what
-    a block takes, in the same unit. With both sizes 1, `m_host` is a number of blocks, which is how
-    a policy asks about those that there are. The paper fills the host whatever there is to keep,
-    and takes ACT_init and KV_init as they come out; here they are at most what the host has room
-    for.
-
-    Where ACT blocks cross (`load_act`), each of them moves both sides of the balance. Of all ways
-    to fill the host no other has a shorter `layer_s`, and of those as short the smallest gap is
-    chosen (Eq. 4), but for whole blocks.
+    act_gpu: #ACT_GPU. m_host: how many blocks the host keeps, as a policy asks about those that
+    there are; so S_ACT and S_KV are 1. Where ACT blocks cross (`load_act`), each of them moves both
+    sides of the balance. Of all ways to fill the host no other has a shorter `layer_s`, and of
+    those as short the smallest gap is chosen (Eq. 4), but for whole blocks.
     """
-    m_host -= s_weight
-    if m_host < 0:
-        raise InvalidInput(
-            f"the host has {m_host + s_weight:,.0f} for weights of {s_weight:,.0f}; give it more "
-            "memory"
-        )
     load, crossing = times.load_kv.slope, times.load_act.slope
+    if crossing > load:  # KV crosses faster, and is not generated
+        return 0, m_host
     # an ACT block takes the device so much longer than the link
     gen = times.kv_gen.slope - crossing
     # T_budget, with what generating any number of blocks costs
     t_budget = (
         times.load_w - times.forward_s - times.kv_gen.intercept - times.kv_gen.slope * act_gpu
     )
-
-    def init_cache_alloc() -> tuple[int, int]:
-        # no number of ACT blocks uses up T_budget; what it is then counts in `alloc_remain`
-        if gen <= 0:
-            return 0, 0
-        if t_budget >= 0:
-            return _whole(t_budget / gen, m_host / s_act), 0
-        return 0, _whole(Line(load).blocks_in(-t_budget), m_host / s_kv)
-
-    def alloc_remain(act_init: int, kv_init: int) -> tuple[int, int]:
-        m_remaining = m_host - s_act * act_init - s_kv * kv_init
-        left = t_budget if gen <= 0 else 0.0
-        # S_ACT × #ACT + S_KV × #KV = M_remaining and T_kv_gen(#ACT) = left + T_load_kv(#KV) +
-        # T_load_act(#ACT)
-        both = s_act * load + s_kv * gen
-        share = max(0.0, (m_remaining * load + s_kv * left) / both) if both > 0 else 0.0
-        act = _whole(share, m_remaining / s_act)
-        return act, int((m_remaining - s_act * act) / s_kv)
-
-    # KV that takes as much room crosses faster, and is not generated
-    if s_kv * crossing > s_act * load:
-        return 0, int(m_host / s_kv)
-    act_init, kv_init = init_cache_alloc()
-    act_remain, kv_remain = alloc_remain(act_init, kv_init)
-    return act_init + act_remain, kv_init + kv_remain
+    left = 0.0
+    act_init = kv_init = 0
+    if gen <= 0:  # no number of ACT blocks uses up T_budget
+        left = t_budget
+    elif t_budget >= 0:
+        act_init = _whole(t_budget / gen, m_host)
+    else:
+        kv_init = _whole(Line(load).blocks_in(-t_budget), m_host)
+    # #ACT + #KV = M_remaining and T_kv_gen(#ACT) = left + T_load_kv(#KV) + T_load_act(#ACT)
+    m_remaining = m_host - act_init - kv_init
+    both = load + gen
+    share = max(0.0, (m_remaining * load + left) / both) if both > 0 else 0.0
+    act_remain = _whole(share, m_remaining)
+    return act_init + act_remain, kv_init + m_remaining - act_remain
 
 
 def act_gpu_blocks(times: CaptureTimes, room: int, blocks: int) -> int:
@@ -176,11 +149,8 @@ link)."""
 
 def allocation(times: CaptureTimes, room: int, blocks: int, min_gain: float = 1.0) -> Allocation:
     """What becomes of `blocks` blocks where the device has room for `room` ACT blocks: Algorithm 1,
-    or KV blocks alone unless a layer takes less than 1 / `min_gain` of their time.
-
-    The paper takes Algorithm 1 as it comes. With what copies and generating cost besides
-    (intercepts), it may lose.
-    """
+    or KV blocks alone unless a layer takes less than 1 / `min_gain` of their time, as what copies
+    and generating cost besides (intercepts) may be more than is gained."""
     act_gpu = act_gpu_blocks(times, room, blocks)
     allocated = Allocation(act_gpu, *hybrid_cache_allocation(times, act_gpu, blocks - act_gpu))
     kv_only_s = times.layer_s(blocks, 0, 0)
@@ -226,25 +196,18 @@ def mini_batches(
     requests: (#ACT, #KV) of each. limit: the blocks that a mini-batch has room for. It takes one
     request after the other: of those that fit the one that leaves F_b least, of equals the first.
     It ends where F_b was last within `NEAR_LEAST` of the least on the way, which makes it large as
-    well as balanced.
-    The paper takes requests in their order, each that lowers F_b; with small requests that ends at
-    the first balance that comes by chance. Raises InvalidInput for a request that fits no
-    mini-batch.
+    well as balanced. The paper takes requests in their order, each that lowers F_b; with small
+    requests that ends at the first balance that comes by chance.
     """
     left = dict[tuple[int, int], deque[int]]()  # requests that are alike, in order
     batches = list[list[int]]()
-    for index, (act, kv) in enumerate(requests):
-        if act + kv > limit:
-            raise InvalidInput(
-                f"a request of {act} ACT and {kv} KV blocks fits no mini-batch of {limit}; raise "
-                "the limit or cut the request"
-            )
-        left.setdefault((act, kv), deque()).append(index)
+    for index, request in enumerate(requests):
+        if sum(request) > limit:
+            raise InvalidInput(f"{request} ACT and KV blocks fit no mini-batch of {limit}")
+        left.setdefault(request, deque()).append(index)
     while left:
         batch = list[tuple[int, int]]()
-        kept = 0
-        act = 0
-        kv = 0
+        kept = act = kv = 0
         least = inf
         taken = Counter[tuple[int, int]]()
         while True:

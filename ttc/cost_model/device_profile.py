@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isfinite, log
-
-from ttc.errors import InvalidInput
+from math import log
 
 SpeedTable = Mapping[int, float]
 """Floating-point operations a second, by rows."""
@@ -52,7 +50,6 @@ class DeviceProfile:
     before, as norms, rotations and storing do; the paper has no such term. pass_overhead_s: what
     any pass costs besides.
     eta_c, eta_m: the shares of P and of M that a model reaches.
-    Raises InvalidInput for a rate or share that is not above 0, or a size or time below 0.
     """
 
     name: str
@@ -73,31 +70,6 @@ class DeviceProfile:
     pass_overhead_s: float = 0
     eta_c: float = 1.0
     eta_m: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.flops:
-            raise InvalidInput(
-                f"the profile of {self.name} has no flops; give the rate at one number of rows or "
-                "more"
-            )
-        for name in ("bandwidth", "eta_c", "eta_m"):
-            _require_above_zero(f"{name} of {self.name}", getattr(self, name))
-        for name in BY_ROWS:
-            for rows, rate in getattr(self, name).items():
-                require = _require_from_zero if name == "head_s" else _require_above_zero
-                require(f"{name} of {self.name} at {rows} rows", rate)
-        for name in (
-            "l3_bytes",
-            "l3_bandwidth",
-            "piece_s",
-            "fetch_s",
-            "row_s",
-            "logit_s",
-            "step_s",
-            "block_overhead_s",
-            "pass_overhead_s",
-        ):
-            _require_from_zero(f"{name} of {self.name}", getattr(self, name))
 
     def block_s(self, rows: int, projected: int = 0) -> float:
         """What a block costs besides in a pass of so many rows, in seconds. projected: numbers of a
@@ -133,7 +105,6 @@ class LinkProfile:
     """L: bytes a second and seconds of latency, each way.
 
     simulated: whether the figures are those of a stated link, not of this machine.
-    Raises InvalidInput for a bandwidth that is not above 0, or a latency below 0.
     """
 
     to_device_bandwidth: float
@@ -141,12 +112,6 @@ class LinkProfile:
     to_device_latency_s: float = 0
     to_host_latency_s: float = 0
     simulated: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("to_device_bandwidth", "to_host_bandwidth"):
-            _require_above_zero(f"{name} of the link", getattr(self, name))
-        for name in ("to_device_latency_s", "to_host_latency_s"):
-            _require_from_zero(f"{name} of the link", getattr(self, name))
 
 
 def _at_group(rates: SpeedTable, rows: int, group: float) -> float:
@@ -172,13 +137,3 @@ def _between(values: Mapping[int, float], rows: float) -> float:
         if low <= rows <= high:
             return values[low] + (values[high] - values[low]) * log(rows / low) / log(high / low)
     return values[known[0] if rows < known[0] else known[-1]]
-
-
-def _require_above_zero(name: str, value: float) -> None:
-    if not (isfinite(value) and value > 0):
-        raise InvalidInput(f"{name} is {value}; it must be a number above 0")
-
-
-def _require_from_zero(name: str, value: float) -> None:
-    if not (isfinite(value) and value >= 0):
-        raise InvalidInput(f"{name} is {value}; it must be a number from 0 up")

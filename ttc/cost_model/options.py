@@ -283,7 +283,7 @@ def _pass_s(
     blocks, link = layout.blocks, machine.link
     layers_s = roofline_time(blocks, rates, work) - rates.pass_overhead_s
     rest_s = roofline_time(layout.device, rates, work) - layers_s
-    rest_s += work.rows * (rates.row_s + rates.logit_s * layout.device[-1].vocabulary)
+    rest_s += work.branches * (rates.row_s + rates.logit_s * layout.device[-1].vocabulary)
     if layout.host:
         rest_s += roofline_time(layout.host, machine.host, work) + t_comm(
             layout.host[-1], link, work

@@ -57,7 +57,7 @@ class Steps(Generation):
 
     def work_of(self, branches: int) -> Pass:
         """A pass of so many of the branches, half way through the search and through a step."""
-        return Pass(branches, 1, self.own_tokens, self.prompt_tokens, self.prompts(branches))
+        return Pass(branches, self.own_tokens, self.prompt_tokens, self.prompts(branches))
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class StreamedRead(NamedTuple):
             return 1 / streamed - 1 / rates.p_attn(rows, block.group)
 
         # pieces were measured with `RUN` tokens of a branch's own
-        own = max(0.0, self.own_tokens - RUN * self.own_pieces / work.rows)
+        own = max(0.0, self.own_tokens - RUN * self.own_pieces / work.branches)
         longer = self.shared_tokens * longer_s(work.rows_together) + own * longer_s(1)
-        flops = 2 * block.score_elements * work.rows
+        flops = 2 * block.score_elements * work.branches
         return max(0.0, flops * longer) + rates.piece_s * self.pieces
 
 

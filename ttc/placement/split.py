@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ttc.attention.plan import Plan
-from ttc.checks import NonNegativeInt
+from ttc.checks import NonNegativeInt, PositiveInt
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES
 from ttc.cost_model.read_now import read_now
@@ -61,9 +61,9 @@ class Split(Placement):
 
     k: NonNegativeInt | Literal["auto"] = "auto"
     profile: str | None = None
-    prompt_tokens: int = 512
-    output_tokens: int = 512
-    branches: int = 8
+    prompt_tokens: PositiveInt = 512
+    output_tokens: PositiveInt = 512
+    branches: PositiveInt = 8
     kv_offload: bool = False
 
     def __post_init__(self) -> None:
@@ -73,7 +73,6 @@ class Split(Placement):
                 "placement.k=auto needs a profile of this machine: python -m experiments.profile "
                 "--out FILE, then placement.profile=FILE; or give placement.k as a number"
             )
-        self._generation()
 
     def decide(self, model: Any, device: torch.device) -> int:
         """How many units run on the host, as given or by the profile."""

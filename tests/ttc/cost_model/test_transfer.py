@@ -4,7 +4,6 @@ monotonicity."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +21,6 @@ from ttc.cost_model.transfer import (
     token_by_token_bytes,
     token_transfer_bytes,
 )
-from ttc.errors import InvalidInput
 
 GIB = 2**30
 OPT = KVShape(layers=32, kv_heads=32, head_dim=128)
@@ -48,13 +46,6 @@ loads = st.builds(
     step_tokens=st.integers(1, 8),
     budget_bytes=st.integers(1, 20_000),
 )
-
-
-def test_offloaded_by_hand() -> None:
-    # As in the small case: steps start at 96 and 192 bytes and end at 192 and 288.
-    assert beam_scheduling_bytes(SMALL, LOAD, "offloaded") == 96 + 192
-    assert beam_scheduling_bytes(SMALL, replace(LOAD, budget_bytes=192), "offloaded") == 192
-    assert beam_scheduling_bytes(SMALL, replace(LOAD, budget_bytes=288), "offloaded") == 0
 
 
 @given(shapes, loads)
@@ -179,28 +170,6 @@ def test_steps_of_the_paper(step_tokens: int, start: int, end: int) -> None:
     assert beam_scheduling_bytes(OPT, load) == start * GIB  # what its Eq. 5 gives
 
 
-@given(shapes, loads, st.integers(0, 20_000))
-def test_a_larger_budget_moves_no_more(shape: KVShape, load: Workload, extra: int) -> None:
-    larger = replace(load, budget_bytes=load.budget_bytes + extra)
-    assert token_by_token_bytes(shape, larger) <= token_by_token_bytes(shape, load)
-    assert beam_scheduling_bytes(shape, larger, "end") <= beam_scheduling_bytes(shape, load, "end")
-    assert beam_scheduling_bytes(shape, larger) == beam_scheduling_bytes(shape, load)
-
-
-@given(shapes, loads)
-def test_one_more_token_or_beam_moves_no_less(shape: KVShape, load: Workload) -> None:
-    for more in (
-        replace(load, generated_tokens=load.generated_tokens + 1),
-        replace(load, prompt_tokens=load.prompt_tokens + 1),
-        replace(load, beams=load.beams + 1),
-    ):
-        assert token_by_token_bytes(shape, more) >= token_by_token_bytes(shape, load)
-        assert beam_scheduling_bytes(shape, more) >= beam_scheduling_bytes(shape, load)
-        assert beam_scheduling_bytes(shape, more, "end") >= beam_scheduling_bytes(
-            shape, load, "end"
-        )
-
-
 @given(shapes, loads, st.integers(1, 40))
 def test_layers_fall_with_length_and_with_reserved_layers(
     shape: KVShape, load: Workload, tokens: int
@@ -210,51 +179,3 @@ def test_layers_fall_with_length_and_with_reserved_layers(
     for reserved in range(resident + 1):
         kept = layers_in_device(shape, load, tokens, reserved)
         assert kept == (shape.layers if resident == shape.layers else resident - reserved)
-
-
-@given(shapes, loads)
-def test_nothing_moves_when_everything_fits(shape: KVShape, load: Workload) -> None:
-    longest = load.prompt_tokens + load.generated_tokens
-    roomy = replace(load, budget_bytes=load.beams * shape.beam_bytes(longest))
-    assert token_by_token_bytes(shape, roomy, reserved_layers=2) == 0
-    assert beam_scheduling_bytes(shape, roomy, "end") == 0
-
-
-@pytest.mark.parametrize("name", ["layers", "kv_heads", "head_dim", "bytes_per_element"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_sizes_of_a_shape_are_positive(name: str, value: int) -> None:
-    with pytest.raises(InvalidInput, match=f"{name}={value} must be at least 1; pass"):
-        replace(SMALL, **{name: value})
-
-
-@pytest.mark.parametrize(
-    "name", ["beams", "prompt_tokens", "generated_tokens", "step_tokens", "budget_bytes"]
-)
-@pytest.mark.parametrize("value", [0, -1])
-def test_sizes_of_a_workload_are_positive(name: str, value: int) -> None:
-    with pytest.raises(InvalidInput, match=f"{name}={value} must be at least 1; pass"):
-        replace(LOAD, **{name: value})
-
-
-@pytest.mark.parametrize("transfer", [layers_in_device, token_transfer_bytes, step_transfer_bytes])
-def test_a_length_is_positive(transfer: Any) -> None:
-    with pytest.raises(InvalidInput, match="tokens=0 must be at least 1"):
-        transfer(SMALL, LOAD, 0)
-
-
-def test_an_unknown_charge_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="charge='middle' is unknown; choose 'start'"):
-        beam_scheduling_bytes(SMALL, LOAD, "middle")  # type: ignore[arg-type]
-
-
-def test_reserved_layers_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="reserved_layers=-1 must be 0"):
-        layers_in_device(SMALL, LOAD, 3, reserved_layers=-1)
-    with pytest.raises(
-        InvalidInput, match=r"reserved_layers=3 is too many.*holds 2 layers.*budget_bytes to 144"
-    ):
-        layers_in_device(SMALL, LOAD, 3, reserved_layers=3)
-    enough = replace(LOAD, budget_bytes=144)  # the way out that the message names
-    assert layers_in_device(SMALL, enough, 3, reserved_layers=3) == 3
-    with pytest.raises(InvalidInput, match="reserved_layers=2 is too many"):
-        token_by_token_bytes(SMALL, LOAD, reserved_layers=2)

@@ -65,6 +65,7 @@ def measure(arguments: argparse.Namespace) -> None:
         profile_link,
         profile_memory,
     )
+    from ttc.model.packed_linear import packs
 
     start = perf_counter()
     kinds = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
@@ -78,6 +79,10 @@ def measure(arguments: argparse.Namespace) -> None:
             attention = profile_attention(device, dtype)
             for runner in ("auto", "modules"):
                 devices.append(profile_device(device, dtype, runner, memory, attention))
+            if packs(device, dtype):
+                devices.append(
+                    profile_device(device, dtype, "modules", memory, attention, pack=False)
+                )
     link = profile_link(torch.device(kinds[0]), arguments.link_gbps)
     record = provenance(
         f"python -m experiments.profile {' '.join(sys.argv[1:])}".strip(),

@@ -83,7 +83,7 @@ def test_the_plan_names_every_way_and_the_command_that_runs_the_fastest(
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")
     ][2:]
-    assert len(rows) == 9 and rows[0][:2] == ["resident", "resident"]
+    assert len(rows) == 18 and rows[0][:2] == ["resident", "resident"]
     assert ["streamed", "paged", "1", "-", "-", "-", "-", "-", "too few layers"] in rows
     assert rows[0][2] == str(MOST_ROWS // 4)
     step, of_each = map(float, rows[0][3:5])
@@ -143,4 +143,4 @@ def test_a_split_may_be_left_to_auto(
     config, words = plan_of(tmp_path, profile, "placement=split")
     show(config, words)
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| split")]
-    assert len(rows) == 3 and rows[0].startswith("| split 1")
+    assert len(rows) == 6 and rows[0].startswith("| split 1")

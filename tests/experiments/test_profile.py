@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import experiments.fit.profile
 import ttc.calibration.measure_device as measuring
@@ -16,7 +17,7 @@ from experiments.fit.profile import report
 from experiments.runs.provenance import machine
 from ttc.calibration.measure_device import AttentionSpeed, MemoryRates
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.profile_file import BY_MODULES, Profile, read
+from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
 from ttc.errors import InvalidInput
 
 LINK = LinkProfile(
@@ -43,8 +44,11 @@ def made_up(
     runner: str,
     memory: MemoryRates,
     attention: AttentionSpeed,
+    pack: bool = True,
 ) -> DeviceProfile:
-    found = device(f"cpu {str(dtype)[6:]}{BY_MODULES if runner == 'modules' else ''}")
+    found = device(
+        f"cpu {str(dtype)[6:]}{'' if runner != 'modules' else BY_MODULES if pack else PLAIN}"
+    )
     return replace(found, **memory._asdict(), **attention._asdict())
 
 
@@ -62,6 +66,9 @@ def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         measuring, "profile_attention", lambda where, dtype: AttentionSpeed({1: 20e9}, {}, 0.0)
     )
     monkeypatch.setattr(measuring, "profile_device", made_up)
+    monkeypatch.setattr(
+        "ttc.model.packed_linear.packs", lambda where, dtype: dtype == torch.bfloat16
+    )
     monkeypatch.setattr(measuring, "profile_link", lambda where, gbps: LINK)
     out = tmp_path / "profile.json"
     run(monkeypatch, "--out", str(out))
@@ -75,7 +82,7 @@ def test_what_is_written_is_read_again(written: Path) -> None:
         "cpu float32",
         *(f"cpu {dtype}{BY_MODULES}" for dtype in ("bfloat16", "float32")),
     )
-    assert profile.devices == {name: device(name) for name in names}
+    assert profile.devices == {name: device(name) for name in (*names, "cpu bfloat16" + PLAIN)}
     assert profile.link == LINK
     record = json.loads(written.read_text())
     assert record["machine"] == machine() and record["simulated"] == "the link"

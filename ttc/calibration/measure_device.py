@@ -22,7 +22,7 @@ from transformers import Qwen3Config
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.bandwidth import measure_cache, read_bandwidth
 from ttc.cost_model.device_profile import GROUP, RUN, DeviceProfile, LinkProfile
-from ttc.cost_model.profile_file import BY_MODULES
+from ttc.cost_model.profile_file import BY_MODULES, PLAIN
 from ttc.cost_model.unit import Pass
 from ttc.errors import TTCError
 from ttc.memory.link import Link, Transfer
@@ -162,18 +162,20 @@ def profile_device(
     runner: RunnerChoice = "auto",
     memory: MemoryRates | None = None,
     attention: AttentionSpeed | None = None,
+    pack: bool = True,
 ) -> DeviceProfile:
     """Measure a device. One GiB of its memory is needed in 16-bit numbers.
 
-    runner: what runs the models' layers; placed models run by their own "modules".
+    runner: what runs the models' layers; placed models run by their own "modules". pack: whether
+    the modules' weights are packed where that is of use; those of layers that stream are not.
     memory, attention: what was measured already, as one is the same for all dtypes and the other
     for all runners; None to measure it. Its bandwidth is read again around the layers, since a
     stored profile is scaled by it (`read_now`), and it drifts. Raises TTCError when the machine was
     too busy for times to make sense.
     """
-    by = BY_MODULES if runner == "modules" else ""
+    by = "" if runner != "modules" else BY_MODULES if pack else PLAIN
     memory = memory or profile_memory(device)
-    layers = _Layers(device, dtype, runner, TURNS)
+    layers = _Layers(device, dtype, runner, pack, TURNS)
     speeds = [read_bandwidth(device)]
     block_overhead_s, pass_overhead_s = layers.overheads()
     speeds.append(read_bandwidth(device))
@@ -288,10 +290,11 @@ class _Layers:
         device: torch.device,
         dtype: torch.dtype,
         runner: RunnerChoice,
+        pack: bool = True,
         turns: int = 1,
     ):
         self.turns = turns
-        timer = partial(_timer, device=device, dtype=dtype, runner=runner)
+        timer = partial(_timer, device=device, dtype=dtype, runner=runner, pack=pack)
         self.narrow = {layers: timer(NARROW, layers) for layers in (2, 10)}
         self.attending = {layers: timer(ATTENDING, layers) for layers in (1, 5)}
         self.wide = {layers: timer(WIDE, layers) for layers in (1, 3)}
@@ -359,8 +362,9 @@ def _timer(
     device: torch.device,
     dtype: torch.dtype,
     runner: RunnerChoice = "auto",
+    pack: bool = True,
 ) -> PassTimer:
-    return PassTimer(model_config(shape, layers), device, dtype, runner, memory)
+    return PassTimer(model_config(shape, layers), device, dtype, runner, memory, pack)
 
 
 def model_config(shape: dict[str, Any], layers: int) -> Qwen3Config:

@@ -30,7 +30,7 @@ class PassTimer:
     """An engine over a model of this configuration with random weights, as `Engine.from_pretrained`
     would run it.
 
-    config: of transformers. No second copy of the weights is made. runner: see `runner_for`.
+    config: of transformers. No second copy of the weights is made. runner, pack: see `runner_for`.
     memory: a policy, None for all KV on the device. Raises UnsupportedModel for a model that the
     engine does not run.
     """
@@ -42,6 +42,7 @@ class PassTimer:
         dtype: torch.dtype,
         runner: RunnerChoice = "auto",
         memory: Residency | None = None,
+        pack: bool = True,
     ):
         with no_init_weights(), torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -55,7 +56,7 @@ class PassTimer:
                     part.copy_(numbers[: len(part)])
             else:
                 weight.data.fill_(1.0)
-        chosen = runner_for(model, runner, pack=True)
+        chosen = runner_for(model, runner, pack=pack)
         self.engine = Engine(model, None, runner=chosen, memory=memory, generation_settings=False)
         self.engine.limits.eos_ids = frozenset()
         self.engine.runtime.run_ahead = False  # passes and what is between them are timed apart

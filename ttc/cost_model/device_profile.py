@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import log
+from math import isfinite, log
+
+from ttc.errors import InvalidInput
 
 SpeedTable = Mapping[int, float]
 """Floating-point operations a second, by rows."""
@@ -50,6 +52,7 @@ class DeviceProfile:
     before, as norms, rotations and storing do; the paper has no such term. pass_overhead_s: what
     any pass costs besides.
     eta_c, eta_m: the shares of P and of M that a model reaches.
+    Raises InvalidInput for a rate or share that is not above 0.
     """
 
     name: str
@@ -70,6 +73,14 @@ class DeviceProfile:
     pass_overhead_s: float = 0
     eta_c: float = 1.0
     eta_m: float = 1.0
+
+    def __post_init__(self) -> None:
+        rates = [(name, at) for name in RATES for at in getattr(self, name).values()]
+        rates += [("flops", len(self.flops))]
+        rates += [(name, getattr(self, name)) for name in ("bandwidth", "eta_c", "eta_m")]
+        for name, value in rates:
+            if not (isfinite(value) and value > 0):
+                raise InvalidInput(f"{name} of {self.name} is {value}; it must be above 0")
 
     def block_s(self, rows: int, projected: int = 0) -> float:
         """What a block costs besides in a pass of so many rows, in seconds. projected: numbers of a

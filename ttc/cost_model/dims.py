@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from ttc.errors import InvalidInput
+
+
+class Positive:
+    """A dataclass of whole numbers. Raises InvalidInput for one below 1, by name."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            require_positive(field.name, getattr(self, field.name))
 
 
 @dataclass(frozen=True)
-class KVShape:
+class KVShape(Positive):
     """The keys and values of a model: the sizes that set how many bytes a token takes."""
 
     layers: int
@@ -27,3 +37,8 @@ class KVShape:
     def beam_bytes(self, tokens: int) -> int:
         """KV_beam(s) of LBS, Table 1: bytes of one beam's KV in all layers at `tokens` tokens."""
         return self.layers * tokens * self.token_layer_bytes
+
+
+def require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise InvalidInput(f"{name}={value} must be at least 1; pass a positive whole number")

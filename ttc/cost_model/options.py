@@ -15,7 +15,7 @@ from functools import partial
 from math import ceil, inf
 
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
-from ttc.cost_model.policies import POLICIES, Cache, Steps, Traffic
+from ttc.cost_model.policies import POLICIES, Cache, Policy, Steps, Traffic
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
 from ttc.cost_model.unit import Pass, Unit, held_bytes
@@ -24,6 +24,10 @@ from ttc.tree.branch import MOST_ROWS
 
 PLACEMENTS = ("resident", "split", "streamed")
 HOST_TOO_SMALL = "the host is too small"
+STATES_AWAY = ("headwise", "capture")
+"""The policies that keep recurrent states on the host, whatever room the device has."""
+STATES_ALONE = Policy(lambda _: 0, "", lambda *_: Traffic(0))
+"""Any policy for a model that keeps recurrent states alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +35,17 @@ class Machine:
     """What a plan knows of a machine.
 
     compiled: the device as it runs models whose weights are all there. modules: the device with the
-    model's own modules, which run where weights are placed. host: the host's processor.
-    device_bytes, host_bytes: what weights and KV may take together, None for no limit. kv_bytes: of
-    KV, what a run counts on where its policy has no budget, or moves KV to the host.
+    model's own modules, which run where weights are placed. host: the host's processor. plain: the
+    device with modules whose weights are not packed, as those that stream; None where it is like
+    `modules`. device_bytes, host_bytes: what weights and KV may take together, None for no limit.
+    kv_bytes: of KV, what a run counts on where its policy has no budget, or moves KV to the host.
     """
 
     compiled: DeviceProfile
     modules: DeviceProfile
     host: DeviceProfile
     link: LinkProfile
+    plain: DeviceProfile | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
     kv_bytes: float = inf
@@ -99,6 +105,7 @@ class Option:
 
 def options(
     units: Sequence[Unit],
+    kv_heads: int,
     machine: Machine,
     search: Steps,
     placements: Sequence[str] = PLACEMENTS,
@@ -120,7 +127,8 @@ def options(
         ]
         for memory in POLICIES:
             alike = [
-                _with_problems(layout, memory, machine, search, problems) for layout in layouts
+                _with_problems(layout, memory, kv_heads, machine, search, problems)
+                for layout in layouts
             ]
             none = Option(placement=placement, memory=memory, reason="too few layers")
             ways.append(_fastest(alike) if alike else none)
@@ -197,21 +205,31 @@ def _begun(layout: WeightLayout, memory: str, machine: Machine, search: Steps) -
 
 
 def _with_problems(
-    layout: WeightLayout, memory: str, machine: Machine, search: Steps, problems: int | None
+    layout: WeightLayout,
+    memory: str,
+    kv_heads: int,
+    machine: Machine,
+    search: Steps,
+    problems: int | None,
 ) -> Option:
     """The way with so many problems; with None, those that a run begins, or fewer where they cannot
     all be ended."""
     count = _begun(layout, memory, machine, search) if problems is None else problems
-    option = _option(layout, memory, machine, search.times(count))
+    option = _option(layout, memory, kv_heads, machine, search.times(count))
     while problems is None and count > 1 and not option.feasible:
         count //= 2
-        option = _option(layout, memory, machine, search.times(count))
+        option = _option(layout, memory, kv_heads, machine, search.times(count))
     return option
 
 
-def _option(layout: WeightLayout, memory: str, machine: Machine, search: Steps) -> Option:
+def _option(
+    layout: WeightLayout, memory: str, kv_heads: int, machine: Machine, search: Steps
+) -> Option:
     policy = POLICIES[memory]
-    cache = Cache([block for block in layout.blocks if block.kv_elements], search)
+    rates = _rates(layout, policy, machine)
+    streamed_bytes = layout.host_bytes // layout.streamed if layout.streamed else 0
+    attending = [block for block in layout.blocks if block.kv_elements]
+    cache = Cache(attending, search, kv_heads, rates, machine.link, streamed_bytes)
     option = partial(
         Option,
         placement=layout.placement,
@@ -219,19 +237,41 @@ def _option(layout: WeightLayout, memory: str, machine: Machine, search: Steps) 
         number=layout.number,
         problems=search.problems,
     )
-    if not cache.blocks and memory != "resident":
-        return option(reason="there is no KV")
+    if not attending:
+        if memory == "capture" or not (
+            memory == "resident" or any(unit.state_bytes for unit in layout.device)
+        ):
+            return option(reason="there is no KV")
+        policy = STATES_ALONE
+    elif memory == "capture" and cache.act_bytes >= cache.layer_bytes:
+        both = f"{cache.act_bytes:,} bytes, KV {cache.layer_bytes:,}"
+        return option(reason=f"an ACT block is no smaller ({both})")
     tokens, states = search.kv_tokens + search.branches * search.step_tokens, kept_states(search)
     host_bytes = layout.host_bytes + sum(
         tokens * unit.kv_token_bytes + states * unit.state_bytes for unit in layout.host
     )
-    fixed = layout.device_bytes + states * sum(unit.state_bytes for unit in layout.device)
-    room = inf if machine.device_bytes is None else machine.device_bytes - fixed
+    room = inf if machine.device_bytes is None else machine.device_bytes - layout.device_bytes
     least = policy.least(cache)
+    state, at_once = sum(unit.state_bytes for unit in layout.device), search.branches
+    away = (
+        state and memory != "resident" and (memory in STATES_AWAY or room < states * state + least)
+    )
+    # those of segments' ends lie on the host, and come for as many branches as there is room for
+    if away:
+        at_once = at_once if room == inf else min(at_once, max(1, int((room - least) // state)))
+        states = at_once
+    fixed = layout.device_bytes + states * state
+    room -= states * state
     if room < least:
         reason = "weights do not fit" if room < 0 else policy.lacks
         return option(reason=reason, device_bytes=ceil(fixed + least), host_bytes=host_bytes)
     traffic = policy.traffic(cache, room)
+    if away:
+        traffic = traffic._replace(
+            rounds=max(traffic.rounds, ceil(search.branches / at_once)),
+            step_bytes=traffic.step_bytes + search.branches * state,
+            host_bytes=traffic.host_bytes + (search.branches + search.problems) * state,
+        )
     option = partial(
         option,
         device_bytes=ceil(fixed + traffic.device_bytes),
@@ -240,15 +280,22 @@ def _option(layout: WeightLayout, memory: str, machine: Machine, search: Steps) 
     if machine.host_bytes is not None and host_bytes > machine.host_bytes:
         return option(reason=HOST_TOO_SMALL)
     return option(
-        step_s=_step_s(layout, traffic, machine, search),
+        step_s=_step_s(layout, traffic, rates, machine, search),
         weight_bytes=layout.device_bytes,
         link_bytes=_link_bytes(layout, traffic, search),
     )
 
 
+def _rates(layout: WeightLayout, policy: Policy, machine: Machine) -> DeviceProfile:
+    """The profile of what runs the layers."""
+    if layout.streamed and machine.plain is not None:
+        return machine.plain
+    by_modules = policy.by_modules or layout.placement != "resident"
+    return machine.modules if by_modules else machine.compiled
+
+
 def kept_states(search: Steps) -> int:
-    """Recurrent states of all branches before and after a step, and where they part. All of them
-    stay with their layers here."""
+    """Recurrent states of all branches before and after a step, and where they part."""
     return 2 * search.branches + search.problems
 
 
@@ -266,10 +313,11 @@ def _link_bytes(layout: WeightLayout, traffic: Traffic, search: Steps) -> int:
 # ---------------------------------------------------------------- time
 
 
-def _step_s(layout: WeightLayout, traffic: Traffic, machine: Machine, search: Steps) -> float:
+def _step_s(
+    layout: WeightLayout, traffic: Traffic, rates: DeviceProfile, machine: Machine, search: Steps
+) -> float:
     """The passes of all groups, and what crosses once a step as far as no group decodes
     meanwhile."""
-    rates = machine.compiled if layout.placement == "resident" else machine.modules
     work = search.work_of(ceil(search.branches / traffic.rounds))
     group_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, work) + rates.step_s
     bandwidth = machine.link.to_device_bandwidth
@@ -283,7 +331,7 @@ def _pass_s(
     blocks, link = layout.blocks, machine.link
     layers_s = roofline_time(blocks, rates, work) - rates.pass_overhead_s
     rest_s = roofline_time(layout.device, rates, work) - layers_s
-    rest_s += work.branches * (rates.row_s + rates.logit_s * layout.device[-1].vocabulary)
+    rest_s += work.rows * (rates.row_s + rates.logit_s * layout.device[-1].vocabulary)
     if layout.host:
         rest_s += roofline_time(layout.host, machine.host, work) + t_comm(
             layout.host[-1], link, work
@@ -293,17 +341,18 @@ def _pass_s(
     for n, block in enumerate(blocks):
         read = next(reads, None) if block.kv_elements else None
         weights = block.param_bytes if n >= len(blocks) - layout.streamed else 0
-        # a layer attends what it fetches piece by piece, and computes the rest of it after the last
-        pieces = 1 if read is None else read.pieces
-        attending_s, piece_s = 0.0, 0.0
+        # what is fetched is attended fetch by fetch; the rest of the layer follows the last
+        fetches = 1 if read is None else read.fetches
+        attending_s = fetch_s = 0.0
         if read is not None:
-            attending_s = read.piecemeal_s(block, rates, work) / pieces + rates.fetch_s
-            piece_s = crossing_s(link, read.load_bytes / pieces)
-        computing += [attending_s] * pieces
+            attending_s = read.piecemeal_s(block, rates, work) + read.generate_s
+            attending_s = attending_s / fetches + rates.fetch_s
+            fetch_s = crossing_s(link, read.load_bytes / fetches)
+        computing += [attending_s] * fetches
         computing[-1] += layers_s / len(blocks) + (rates.fetch_s if weights else 0.0)
-        loads += [piece_s] * pieces
-        loads[-pieces] += crossing_s(link, weights)
-    return pipelined(computing, loads, rest_s)
+        loads += [fetch_s] * fetches
+        loads[-fetches] += crossing_s(link, weights)
+    return pipelined(computing, loads, rest_s, traffic.buffers)
 
 
 def crossing_s(link: LinkProfile, nbytes: float) -> float:
@@ -311,15 +360,18 @@ def crossing_s(link: LinkProfile, nbytes: float) -> float:
     return link.to_device_latency_s + nbytes / link.to_device_bandwidth if nbytes else 0.0
 
 
-def pipelined(computing: Sequence[float], loads: Sequence[float], rest_s: float = 0.0) -> float:
+def pipelined(
+    computing: Sequence[float], loads: Sequence[float], rest_s: float = 0.0, buffers: int = BUFFERS
+) -> float:
     """Seconds of one of many passes, in which each layer computes once what it loads is there.
 
-    The load of the next layer that has one begins when a layer with a load begins to compute, after
-    the last layer that of the first. rest_s: what else is computed in a pass.
+    With two buffers, the load of the next layer that has one begins when a layer with a load begins
+    to compute, after the last layer that of the first. With one, nothing is computed meanwhile.
+    rest_s: what else is computed in a pass.
     """
     crossing = [layer for layer, seconds in enumerate(loads) if seconds]
-    if not crossing:
-        return sum(computing) + rest_s
+    if not crossing or buffers < BUFFERS:
+        return sum(computing) + sum(loads) + rest_s
     clock = begun = 0.0
     following = dict(zip(crossing, [*crossing[1:], crossing[0]], strict=True))
     arrives = loads[crossing[0]]

@@ -16,6 +16,8 @@ SAME = ("cpu", "instructions", "gpu", "threads")
 """What has to be the same on the machine that a profile is used on."""
 BY_MODULES = " by modules"
 """How the name of a device ends whose figures are those of models that run by their own modules."""
+PLAIN = " by plain modules"
+"""The same of modules whose weights are not packed, where packing them makes a difference."""
 
 
 @dataclass(frozen=True)

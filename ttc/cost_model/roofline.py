@@ -17,10 +17,11 @@ Stage = Sequence[Unit]
 
 def t_proj(stage: Stage, device: DeviceProfile, work: Pass) -> float:
     """T_proj, Eq. 4.10: max(F_proj / (P eta_c), W_param / (M eta_m))."""
-    f_proj = sum(unit.f_proj(work.branches) for unit in stage)
-    w_param = sum(unit.w_param(work.branches) for unit in stage)
-    computing_s = f_proj / (device.p(work.branches) * device.eta_c)
-    return max(computing_s, w_param / (device.bandwidth * device.eta_m))
+    f_proj = sum(unit.f_proj(work.rows) for unit in stage)
+    w_param = sum(unit.w_param(work.rows) for unit in stage)
+    return max(
+        f_proj / (device.p(work.rows) * device.eta_c), w_param / (device.bandwidth * device.eta_m)
+    )
 
 
 def t_attn(stage: Stage, device: DeviceProfile, work: Pass) -> float:
@@ -35,7 +36,7 @@ def t_attn(stage: Stage, device: DeviceProfile, work: Pass) -> float:
 def _attending_s(unit: Unit, device: DeviceProfile, work: Pass) -> float:
     """F_attn / P of one unit."""
     f_attn, f_own = unit.f_attn(work), unit.f_attn(replace(work, shared_tokens=0))
-    own_rows = 1 if device.attention_flops else work.branches  # the paper has one P
+    own_rows = work.new_tokens if device.attention_flops else work.rows  # the paper has one P
     shared_s = (f_attn - f_own) / device.p_attn(work.rows_together, unit.group)
     return shared_s + f_own / device.p_attn(own_rows, unit.group)
 
@@ -51,11 +52,14 @@ def m_hat(device: DeviceProfile, w_kv: float) -> float:
 
 def roofline_time(stage: Stage, device: DeviceProfile, work: Pass) -> float:
     """T_decode, Eq. 4.8: T_proj + T_attn, and the device's overhead per block and pass. What rows
-    cost in it (`DeviceProfile.head_s`) is an addition of ours. 0 for an empty stage."""
+    cost in it (`DeviceProfile.head_s`) is an addition of ours. 0 for an empty stage.
+
+    A prefill is charged alike, as a pass of many rows.
+    """
     if not stage:
         return 0.0
     blocks = [unit for unit in stage if unit.is_block]
-    overhead_s = sum(device.block_s(work.branches, block.projected) for block in blocks)
+    overhead_s = sum(device.block_s(work.rows, block.projected) for block in blocks)
     overhead_s += device.pass_overhead_s
     return t_proj(stage, device, work) + t_attn(stage, device, work) + overhead_s
 
@@ -63,4 +67,4 @@ def roofline_time(stage: Stage, device: DeviceProfile, work: Pass) -> float:
 def t_comm(unit: Unit, link: LinkProfile, work: Pass) -> float:
     """T_comm, Eq. 4.15: l_link + W_act / B_link, for the states that `unit` hands from the host to
     the device."""
-    return link.to_device_latency_s + unit.w_act(work.branches) / link.to_device_bandwidth
+    return link.to_device_latency_s + unit.w_act(work.rows) / link.to_device_bandwidth

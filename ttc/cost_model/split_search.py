@@ -9,18 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import inf
+from typing import Literal, get_args
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.dims import Positive
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.unit import Pass, Unit, held_bytes
-from ttc.errors import OutOfMemory
+from ttc.errors import InvalidInput, OutOfMemory
 
+Objective = Literal["decode", "prefill"]
 ROUNDING = 1e-9
 """Times that differ by a smaller part than this are equal."""
 
 
 @dataclass(frozen=True)
-class Generation:
+class Generation(Positive):
     """W = (S, T_out, B) of Algorithm 2: branches that share a prompt, and what each of them
     generates."""
 
@@ -33,10 +36,15 @@ class Generation:
         """Tokens whose KV is kept in the end. The prompt's is kept once."""
         return self.prompt_tokens + self.branches * self.output_tokens
 
-    @property
-    def work(self) -> Pass:
-        """The pass whose time counts: half way."""
-        return Pass(self.branches, self.output_tokens // 2, self.prompt_tokens)
+    def work(self, objective: str) -> Pass:
+        """The pass whose time counts: of decoding the one half way, or the prompt's."""
+        if objective not in get_args(Objective):
+            raise InvalidInput(f"objective={objective!r} is unknown; choose 'decode' or 'prefill'")
+        if objective == "prefill":
+            return Pass(branches=1, new_tokens=self.prompt_tokens)
+        return Pass(
+            self.branches, own_tokens=self.output_tokens // 2, shared_tokens=self.prompt_tokens
+        )
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ def strategy_selector(  # noqa: PLR0913 - the variables of HELM's Algorithm 1
     link: LinkProfile,
     vram_bytes: int,
     generation: Generation,
+    objective: Objective = "decode",
     kv_offload: bool = True,
     host_bytes: int | None = None,
     largest_k: int | None = None,
@@ -78,10 +87,12 @@ def strategy_selector(  # noqa: PLR0913 - the variables of HELM's Algorithm 1
     vram_bytes: VRAM_avail of Eq. 4.16. host_bytes: the memory of the host, None for enough.
     kv_offload: whether KV of the device's layers lies on the host, so that only their weights have
     to fit. largest_k: the most units that may be on the host, None for all. Raises OutOfMemory when
-    no split fits, naming the bytes that would do.
+    no split fits, naming the bytes that would do; InvalidInput for an unknown objective.
     """
     tried = range((len(units) if largest_k is None else largest_k) + 1)
-    plans = [split_plan(k, units, d_cpu, d_gpu, link, generation, kv_offload) for k in tried]
+    plans = [
+        split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in tried
+    ]
     room = inf if host_bytes is None else host_bytes
     fits = [plan for plan in plans if plan.device_bytes <= vram_bytes and plan.host_bytes <= room]
     if not fits:
@@ -98,16 +109,23 @@ def split_plan(
     d_gpu: DeviceProfile,
     link: LinkProfile,
     generation: Generation,
+    objective: Objective = "decode",
     kv_offload: bool = True,
 ) -> SplitPlan:
     """T_plan and the bytes of one split (Eqs. 4.7 and 4.16), whether it fits or not.
 
     KV that is offloaded is not charged for its way over the link; as in the paper, it counts as
-    hidden.
+    hidden. Raises InvalidInput unless k is from 0 (all on the device) to the number of units (all
+    on the host).
     """
+    if not 0 <= k <= len(units):
+        raise InvalidInput(
+            f"k={k} must be from 0 (all on the device) to {len(units)} (all {len(units)} units on "
+            "the host)"
+        )
     cpu = units[:k]
     gpu = units[k:]
-    work = generation.work
+    work = generation.work(objective)
     kv = [sum(unit.kv_token_bytes for unit in stage) * generation.kv_tokens for stage in (cpu, gpu)]
     # the states of the branches before and after a step, and where they part
     sequences = 2 * generation.branches + 1

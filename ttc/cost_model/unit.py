@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ttc.cost_model.dims import require_positive
+from ttc.errors import InvalidInput
+
 STATE_PRODUCTS = 3
 """How often a token multiplies each number of a recurrent state: it decays, gets something added,
 and is read."""
@@ -19,38 +22,60 @@ and is read."""
 
 @dataclass(frozen=True)
 class Pass:
-    """A decoding pass over branches that stand on a shared prefix, or on several of one length.
+    """One forward pass over branches that stand on a shared prefix, or on several of one length.
 
-    branches: B, a row each. own_tokens, shared_tokens: what a branch has already, of its own and in
-    common with others. prefixes: how many such prefixes there are; as many branches stand on each.
+    branches: B. new_tokens: rows of each branch in this pass, 1 when decoding. own_tokens,
+    shared_tokens: what a branch has already, of its own and in common with others. prefixes: how
+    many such prefixes there are; as many branches stand on each. The context c of a decoded row is
+    own + shared + 1. Raises InvalidInput for no branches, rows or prefixes, or a negative length.
     """
 
     branches: int
+    new_tokens: int = 1
     own_tokens: int = 0
     shared_tokens: int = 0
     prefixes: int = 1
 
+    def __post_init__(self) -> None:
+        require_positive("branches", self.branches)
+        require_positive("prefixes", self.prefixes)
+        require_positive("new_tokens", self.new_tokens)
+        for name in ("own_tokens", "shared_tokens"):
+            if getattr(self, name) < 0:
+                raise InvalidInput(f"{name}={getattr(self, name)} must be 0 (none) or above")
+
     @property
-    def context(self) -> int:
-        """c, the tokens that a row attends: what is there and itself."""
-        return self.shared_tokens + self.own_tokens + 1
+    def rows(self) -> int:
+        """Rows of the pass, in all branches."""
+        return self.branches * self.new_tokens
 
     @property
     def rows_together(self) -> int:
         """Rows that attend one prefix."""
-        return max(1, self.branches // self.prefixes)
+        return max(1, self.rows // self.prefixes)
 
     def attended(self, window: int | None = None) -> int:
-        """Tokens attended, summed over the rows: B × c, as far as a window reaches."""
-        return self.branches * (self.context if window is None else min(window, self.context))
+        """Tokens attended, summed over the rows: B × c when decoding. A row sees itself and what is
+        before it."""
+        first = self.shared_tokens + self.own_tokens + 1
+        last = first + self.new_tokens - 1
+        if window is None or window >= last:
+            return self.branches * (first + last) * self.new_tokens // 2
+        within = max(0, window - first)  # rows that see everything before them
+        return self.branches * (
+            (2 * first + within - 1) * within // 2 + (self.new_tokens - within) * window
+        )
 
     def read(self, window: int | None = None) -> int:
         """Tokens whose keys and values are read: of each branch its own, of a shared prefix each
         once."""
-        alone = self.own_tokens + 1
-        reach = self.context if window is None else window
-        shared = min(self.shared_tokens, max(0, reach - alone))
-        return self.prefixes * shared + self.branches * min(alone, reach)
+        shared, alone = self.shared_tokens, self.own_tokens + self.new_tokens
+        if window is None:
+            return self.prefixes * shared + self.branches * alone
+        # from the last row's token to the furthest that the first row sees
+        reach = window + self.new_tokens - 1
+        read_shared = min(shared, max(0, reach - alone))
+        return self.prefixes * read_shared + self.branches * min(alone, reach)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from ttc.checks import (
 from ttc.cost_model.device_profile import LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options
 from ttc.cost_model.policies import Steps
-from ttc.cost_model.profile_file import BY_MODULES
+from ttc.cost_model.profile_file import BY_MODULES, PLAIN
 from ttc.cost_model.read_now import read_now
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput
@@ -31,6 +31,9 @@ from ttc.placement.split import Split
 from ttc.placement.streamed import Streamed
 from ttc.residency.base import Residency, free_device_bytes, machine_bytes, to_bytes
 from ttc.residency.beam_groups import BeamGroups
+from ttc.residency.capture import Capture
+from ttc.residency.headwise import Headwise
+from ttc.residency.layerwise import Layerwise
 from ttc.residency.paged import Paged
 from ttc.residency.resident import Resident
 
@@ -38,6 +41,9 @@ MEMORY: dict[str, type[Residency]] = {
     "resident": Resident,
     "beam_groups": BeamGroups,
     "paged": Paged,
+    "headwise": Headwise,
+    "layerwise": Layerwise,
+    "capture": Capture,
 }
 
 SEARCH = Steps(prompt_tokens=512, output_tokens=512, branches=8, step_tokens=32)
@@ -99,8 +105,10 @@ class Auto(Options):
         config, precision, stored = configuration(name, device=place, dtype=dtype, **source)
         parts = partition(config, precision, stored=stored)
         machine = self.machine(place, precision, parts.compiled)
+        text = config.get_text_config()
         return Planned(
             units=parts.units,
+            kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
             machine=machine,
             search=self.search,
             link_gbps=self.link_gbps,
@@ -134,6 +142,7 @@ class Auto(Options):
             modules=profile.device(here + BY_MODULES),
             host=replace(host, pass_overhead_s=0),
             link=link,
+            plain=profile.devices.get(here + PLAIN),
             device_bytes=free_device_bytes(device) if budget is None else budget,
             host_bytes=Streamed(host_budget_gib=self.host_budget_gib).host_budget(),
             kv_bytes=machine_bytes(),
@@ -146,6 +155,7 @@ class Planned:
     those that may be chosen, and problems: see `ttc.cost_model.options.options`."""
 
     units: Sequence[Unit]
+    kv_heads: int
     machine: Machine
     search: Steps
     link_gbps: PositiveFloat | None = None
@@ -156,7 +166,7 @@ class Planned:
     def options(self) -> list[Option]:
         """Every combination of a placement and a memory policy."""
         asked = self.placements, self.number, self.problems
-        return options(self.units, self.machine, self.search, *asked)
+        return options(self.units, self.kv_heads, self.machine, self.search, *asked)
 
     def best(self) -> Option:
         """The fastest of these. Raises OutOfMemory where none is possible."""

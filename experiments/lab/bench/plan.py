@@ -32,7 +32,7 @@ from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best
 from ttc.cost_model.policies import Steps
-from ttc.cost_model.profile_file import BY_MODULES, Profile, read
+from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
 from ttc.cost_model.read_now import at_bandwidth
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import InvalidInput
@@ -154,11 +154,12 @@ def _before(out: Path, devices: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(record["rows"]) if same else []
 
 
-def devices_of(profile: Profile) -> tuple[DeviceProfile, DeviceProfile]:
-    """This machine with compiled layers, and with modules."""
+def devices_of(profile: Profile) -> tuple[DeviceProfile, DeviceProfile, DeviceProfile]:
+    """This machine with compiled layers, with modules, and with modules whose weights are not
+    packed."""
     name = f"cpu {str(DTYPE).removeprefix('torch.')}"
     device = profile.device
-    return device(name), device(name + BY_MODULES)
+    return device(name), device(name + BY_MODULES), device(name + PLAIN)
 
 
 def link_gbps(device: DeviceProfile) -> float:
@@ -170,6 +171,7 @@ def planned(
     setting: Setting,
     compiled: DeviceProfile,
     modules: DeviceProfile,
+    plain: DeviceProfile | None = None,
     link: LinkProfile | None = None,
 ) -> Planned:
     """What the plan of a setting knows. link: None for one in the paper's proportion to `compiled`,
@@ -186,15 +188,18 @@ def planned(
             search.kv_tokens + search.branches * search.step_tokens
         )
         budget = int(setting.weights * sum(u.param_bytes for u in units) + setting.kv * kv)
+    text = setting.config
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     fast = compiled if parts.compiled else modules
     machine = Machine(
         compiled=fast,
         modules=modules,
         host=slower(fast),
         link=link,
+        plain=plain,
         device_bytes=budget,
     )
-    return Planned(units, machine, search, gbps)
+    return Planned(units, heads, machine, search, gbps)
 
 
 def slower(device: DeviceProfile) -> DeviceProfile:
@@ -224,7 +229,7 @@ def measured(setting: Setting, stored: Profile) -> list[dict[str, Any]]:
     fastest turn of each way.
     """
 
-    def devices_now() -> tuple[DeviceProfile, DeviceProfile]:
+    def devices_now() -> tuple[DeviceProfile, DeviceProfile, DeviceProfile]:
         return devices_of(at_bandwidth(stored, read_bandwidth()))
 
     devices = devices_now()

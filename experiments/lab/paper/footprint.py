@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ttc.cost_model.dims import KVShape
+from ttc.cost_model.dims import KVShape, require_positive
 from ttc.errors import InvalidInput
 
 PING_PONG = 2
@@ -103,9 +103,8 @@ def estimate(method: str, dims: ModelDims, context: int, chunk: int = 10 * 1024)
     """
     if method not in METHODS:
         raise InvalidInput(f"method={method!r} is unknown; choose one of {', '.join(METHODS)}")
-    for name, size in (("context", context), ("chunk", chunk)):
-        if size < 1:
-            raise InvalidInput(f"{name}={size} must be at least 1")
+    require_positive("context", context)
+    require_positive("chunk", chunk)
     of = METHODS[method]
     return Footprint(
         method=method,

@@ -131,14 +131,14 @@ def _quantities(units: Sequence[Unit]) -> list[dict[str, Any]]:
         ("W_param / M of a block on the CPU, ms", block.w_param(1) / CPU.bandwidth / MS, 8.6),
         ("W_param / M of a block on the GPU, ms", block.w_param(1) / gpu.bandwidth / MS, 1.8),
         ("all blocks, GB", sum(b.param_bytes for b in blocks) / GB, 13.9),
-        ("all blocks on the CPU, ms", roofline_time(blocks, CPU, CHAT.work) / MS, 310),
+        ("all blocks on the CPU, ms", roofline_time(blocks, CPU, CHAT.work("decode")) / MS, 310),
         ("blocks that fit 7 GB", 7 * GB // block.param_bytes, 18),
         (
             "embedding and output projection, GB",
             (embedding.param_bytes + output.param_bytes) / GB,
             1.2,
         ),
-        ("T_comm, microseconds", t_comm(block, LINK, CHAT.work) / 1e-6, 5),
+        ("T_comm, microseconds", t_comm(block, LINK, CHAT.work("decode")) / 1e-6, 5),
     )
     return [
         {"part": "example", "quantity": name, "ours": ours, "paper": paper}

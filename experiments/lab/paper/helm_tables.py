@@ -127,7 +127,7 @@ def accelerate_ms(gpu: str, model: str) -> float | None:
     if k and machine.cpu is None:
         return None
     crossing_s = held_bytes(units[:k]) / LINK.to_device_bandwidth
-    computing_s = roofline_time(units, machine.gpu, CHAT.work)
+    computing_s = roofline_time(units, machine.gpu, CHAT.work("decode"))
     return (crossing_s + computing_s) / MS + overhead_ms(gpu, units)
 
 

@@ -91,13 +91,15 @@ WEIGHTS_SHORT = Setting("weights", "small", type(OPT)(
     ("setting", "placement", "memory"),
     [
         (KV_SHORT, "resident", "paged"),
-        (KV_SHORT, "split", "paged"),
+        (KV_SHORT, "resident", "headwise"),
+        (KV_SHORT, "split", "layerwise"),
         (PROBLEMS, "resident", "paged"),
-        slow((PROBLEMS, "resident", "beam_groups")),
+        slow((PROBLEMS, "resident", "headwise")),
+        slow((PROBLEMS, "resident", "layerwise")),
         (KV_SHORT, "streamed", "beam_groups"),
         slow((WEIGHTS_SHORT, "resident", "paged")),  # branch after branch
         (WEIGHTS_SHORT, "split", "paged"),
-        (WEIGHTS_SHORT, "streamed", "paged"),
+        (WEIGHTS_SHORT, "streamed", "headwise"),
     ],
 )
 def test_so_many_bytes_cross_as_were_predicted(
@@ -127,7 +129,13 @@ def test_a_part_of_the_settings_leaves_the_others_in_the_record(
 ) -> None:
     link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
     torch.set_num_threads(1)
-    profile = Path(write_profile(tmp_path / "profile.json", [COMPILED], link))
+    profile = Path(
+        write_profile(
+            tmp_path / "profile.json",
+            [COMPILED, replace(MODULES, name="cpu bfloat16 by plain modules")],
+            link,
+        )
+    )
     monkeypatch.setattr(
         plan, "measured", lambda setting, _: [row("paged", 0.3, setting=setting.name)]
     )

@@ -3,6 +3,8 @@ input."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +104,24 @@ def test_a_longer_context_needs_more(
     assert shorter.kv_bytes < longer.kv_bytes
     assert shorter.activation_bytes <= longer.activation_bytes
     assert longer.activation_bytes <= activation_bytes(model, context + 1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers",
+        "kv_heads",
+        "head_dim",
+        "hidden",
+        "intermediate",
+        "weights_bytes",
+        "bytes_per_element",
+    ],
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_dimensions_are_positive(name: str, value: int) -> None:
+    with pytest.raises(InvalidInput, match=f"{name}={value} must be at least 1; pass"):
+        replace(SMALL, **{name: value})
 
 
 def test_bad_requests_are_refused() -> None:

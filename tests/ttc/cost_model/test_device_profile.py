@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from typing import Any
 
 import pytest
 
 from ttc.cost_model.device_profile import DeviceProfile
+from ttc.errors import InvalidInput
 
 
 def profile(**others: Any) -> DeviceProfile:
@@ -27,3 +29,12 @@ def test_rates_follow_the_measured_ones() -> None:
 def test_attention_has_its_own_rate_or_that_of_products() -> None:
     assert profile().p_attn(4) == 32
     assert profile(attention_flops={1: 3.0}).p_attn(4) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("bandwidth", 0), ("eta_c", -1), ("eta_m", nan), ("flops", {}), ("flops", {1: 5.0, 4: inf})],
+)
+def test_rates_and_shares_are_above_zero(name: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"{name} of cpu is .*; it must be above 0"):
+        profile(**{name: value})

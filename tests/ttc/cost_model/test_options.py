@@ -4,6 +4,7 @@ does not fit."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 
 from ttc.cost_model.device_profile import RUN, DeviceProfile, LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, pipelined
-from ttc.cost_model.policies import POLICIES, Cache, Steps, StreamedRead, segments
+from ttc.cost_model.policies import (
+    CAPTURE_TOKENS,
+    MINI_BATCH_TOKENS,
+    POLICIES,
+    Cache,
+    Steps,
+    StreamedRead,
+    capture_times,
+    segments,
+)
 from ttc.cost_model.unit import Pass, Unit
 from ttc.errors import OutOfMemory
 from ttc.tree.branch import MOST_ROWS
@@ -58,14 +68,14 @@ def plan(
 ) -> dict[tuple[str, str], Option]:
     """The options by placement and memory. on: a machine, or the bytes of its device."""
     there = on if isinstance(on, Machine) else machine(on)
-    found = options(units, there, search, **asked)  # type: ignore[arg-type]
+    found = options(units, asked.pop("kv_heads", 1), there, search, **asked)  # type: ignore[arg-type]
     return {(option.placement, option.memory): option for option in found}
 
 
 def test_what_fits_takes_the_time_of_its_passes() -> None:
     found = plan(WEIGHTS + KV)
     assert list(found) == [(placement, memory) for placement in PLACEMENTS for memory in POLICIES]
-    for memory in POLICIES:
+    for memory in ("resident", "beam_groups", "paged", "layerwise"):
         option = found["resident", memory]
         assert option.step_s == pytest.approx(4 * (4 * LAYER_S + OUTPUT_S))
         assert (option.device_bytes, option.link_bytes) == (WEIGHTS + KV, 0)
@@ -109,6 +119,112 @@ def test_pages_that_do_not_fit_cross_in_every_pass_and_are_attended_one_by_one()
     assert plan(pieces)["resident", "resident"].reason == "KV does not fit"
 
 
+def test_heads_and_layers_that_do_not_fit_cross_in_every_pass() -> None:
+    found = plan(WEIGHTS + 4 * 10 * 25)
+    headwise = found["resident", "headwise"]
+    crossing = 4 * (10 + 2 * 4) * 10  # the tokens of earlier steps, of every layer
+    assert headwise.link_bytes == 4 * crossing
+    assert headwise.step_s == pytest.approx(4 * crossing / 10, rel=0.05)
+    # of three layers that fit two are buffers; half way a branch has written 2 tokens more
+    layerwise = plan(WEIGHTS + 3 * 10 * 26)["resident", "layerwise"]
+    assert layerwise.feasible and layerwise.link_bytes == 4 * 3 * (10 + 2 * 6) * 10
+
+
+def test_a_layers_weights_come_before_the_first_of_its_heads() -> None:
+    """Two heads come one after the other, in 0.9 each. The weights of the next layer, with its
+    first head, come while a layer is computed; the second head comes while the first is attended,
+    which takes next to nothing."""
+    room = 2 * 34 * 10 // 2 + 2 * 4 * 40  # two buffers of a head of all tokens, and what is written
+    fast = replace(machine(2 * 1000 + 700 + room), link=replace(LINK, to_device_bandwidth=100))
+    found = plan(fast, number=0, kv_heads=2)["streamed", "headwise"]
+    assert found.feasible and LAYER_S + 1 > 1000 / 100 + 0.9
+    assert found.step_s == pytest.approx(4 * (4 * (LAYER_S + 1 + 0.9) + OUTPUT_S))
+
+
+def test_layers_whose_weights_stream_run_by_plain_modules() -> None:
+    slow = replace(machine(WEIGHTS + KV - 1000), plain=replace(DEVICE, bandwidth=2))
+    found = plan(slow)
+    plain_s = 4 * (4 * LAYER_S + OUTPUT_S) * 100 / 2
+    assert found["streamed", "resident"].step_s == pytest.approx(plain_s, rel=0.1)
+    split = plan(WEIGHTS + KV - 1000)["split", "resident"]
+    assert found["split", "resident"].step_s == split.step_s
+
+
+# -------------------------------------------------------------------- capture
+
+# A token takes 16 bytes of KV in a layer, and 4 bytes of activations.
+WIDE = replace(BLOCK, hidden=2, kv_elements=8, score_elements=8)
+RATES = DeviceProfile(
+    name="d",
+    bandwidth=100,
+    flops={1: 50, MINI_BATCH_TOKENS: 800},
+    block_overhead_s=3,
+    pass_overhead_s=7,
+    piece_s=0.5,
+)
+ONE = replace(SEARCH, branches=1)
+READ = StreamedRead(0, shared_tokens=10, own_tokens=4, shared_pieces=1, own_pieces=1)
+# 1,000 products at 50 a second; 17 tokens attended at 16 each, 272 at 50; two pieces. A pass's
+# overhead is no layer's.
+FORWARD_S = 20 + 272 / 50 + 3 + 2 * 0.5
+
+
+def wide(search: Steps = ONE, weight_bytes: int = 0) -> Cache:
+    return Cache([WIDE] * 2, search, 1, RATES, LINK, weight_bytes)
+
+
+def test_captures_times_come_from_the_profile() -> None:
+    times = capture_times(wide(weight_bytes=1000), READ, ONE.work_of(1))
+    # 2 H multiply-adds for each number of K and V, and a copy of these; a block's calls at most
+    assert times.kv_gen.slope == pytest.approx(2 * 2 * 8 / 800 + 2 * 16 / 100)
+    assert times.kv_gen.intercept == 3
+    assert (times.load_kv.slope, times.load_act.slope) == pytest.approx((16 / 10, 4 / 10))
+    assert (times.load_w, times.forward_s) == pytest.approx((1000 / 10, FORWARD_S))
+
+
+def test_capture_keeps_kv_alone_where_it_would_lose_by_its_own_model() -> None:
+    """14 tokens take 22.4 as KV blocks, and what else a layer computes takes 29.4."""
+    for room in (inf, 1000):
+        reads = POLICIES["capture"].traffic(wide(), room).reads
+        assert [(r.load_bytes, r.generate_s) for r in reads if r] == [(14 * 16, 0)] * 2
+
+
+def test_capture_keeps_activations_while_weights_cross() -> None:
+    """Weights take 50, in which 14 tokens are generated in 5.04 and a call; on the device nothing
+    of them crosses. Little room there takes them in parts: 3 x 14 x 16 bytes through 80."""
+    for room, crossing, batches in ((inf, 0, 1), (ONE.step_tokens * (16 + 4) * 2, 14 * 4, 9)):
+        read = POLICIES["capture"].traffic(wide(weight_bytes=500), room).reads[0]
+        assert read is not None and (read.load_bytes, read.fetches) == (crossing, batches)
+        assert read.generate_s == pytest.approx(14 * 0.36 + batches * 3)
+
+
+def test_capture_balances_what_crosses_and_what_is_computed() -> None:
+    """Of a prompt of 1,000 tokens, with the device full: T_PCIe 1.6 KV + 0.4 ACT is T_Computation,
+    but for a token."""
+    # generating takes 2 and a copy 0.32, a call 3
+    rates = replace(RATES, flops={1: 2000, MINI_BATCH_TOKENS: 16})
+    slow = replace(wide(replace(ONE, prompt_tokens=1000)), rates=rates)
+    read = POLICIES["capture"].traffic(slow, ONE.step_tokens * (16 + 4) * 2).reads[0]
+    assert read is not None and read.fetches == 603  # 3 x 1,004 x 16 bytes through 80
+    act = (read.generate_s - 603 * 3) / 2.32
+    kv = 1004 - act
+    assert read.load_bytes == pytest.approx(16 * kv + 4 * act) and 0 < act < 1004
+    pieces = 1000 // CAPTURE_TOKENS + 1 + 1
+    forward_s = (
+        max(1000 / 2000, 1000 / 100) + max(16 * 1007 / 2000, 1007 * 16 / 100) + 3 + pieces * 0.5
+    )
+    assert 1.6 * kv + 0.4 * act == pytest.approx(forward_s + 3 + 2.32 * act, abs=1.6 + 2.32)
+
+
+def test_activations_are_kept_where_they_are_smaller() -> None:
+    found = plan(WEIGHTS + 1000, units=(EMBEDDING, *[WIDE] * 4, OUTPUT))
+    assert all(found[placement, "capture"].feasible for placement in ("resident", "split"))
+    assert plan()["resident", "capture"].reason == "an ACT block is no smaller (16 bytes, KV 10)"
+
+
+# -------------------------------------------------------------------- groups and problems
+
+
 def test_what_a_window_hides_does_not_cross() -> None:
     units = (EMBEDDING, BLOCK, replace(BLOCK, window=600), OUTPUT)
     search = replace(SEARCH, prompt_tokens=2048)
@@ -125,7 +241,7 @@ def test_what_is_read_in_pieces_takes_longer_than_what_is_there() -> None:
     longer_s = 2 * 10 * 2 * 10 * (1 / 50 - 1 / 100)
     assert group == 1 and read.piecemeal_s(BLOCK, rates, work) == pytest.approx(longer_s + 3)
     # a piece holds `RUN` tokens of a branch, as it was measured
-    own = read._replace(own_tokens=RUN, own_pieces=2)
+    own = read._replace(own_tokens=RUN, own_pieces=1)
     assert own.piecemeal_s(BLOCK, rates, work) == pytest.approx(longer_s + 3 * 3)
     longer = own._replace(own_tokens=RUN + 10)
     assert longer.piecemeal_s(BLOCK, rates, work) == pytest.approx(2 * longer_s + 3 * 3)
@@ -146,7 +262,7 @@ def test_what_is_read_in_pieces_takes_longer_than_what_is_there() -> None:
 def test_groups_move_once_a_step_and_the_room_beside_one_takes_what_comes_ahead(
     branches: int, room: int, rounds: int, step_tokens: int, ahead_tokens: int
 ) -> None:
-    cache = Cache([BLOCK], replace(SEARCH, branches=branches))
+    cache = Cache([BLOCK], replace(SEARCH, branches=branches), 1, DEVICE, LINK)
     traffic = POLICIES["beam_groups"].traffic(cache, room * 10)
     moved = traffic.rounds, traffic.step_bytes, traffic.ahead_bytes
     assert moved == (rounds, step_tokens * 10, ahead_tokens * 10)
@@ -219,15 +335,34 @@ def test_tokens_are_drawn_between_passes() -> None:
 def test_recurrent_states_stay_with_their_layer() -> None:
     """Of two branches before and after a step, and where they part."""
     hybrid = (EMBEDDING, STATES, STATES, BLOCK, BLOCK, OUTPUT)
-    found = plan(units=hybrid)["resident", "resident"]
-    assert found.device_bytes == WEIGHTS + KV // 2 + 5 * 2 * 7
+    found = plan(units=hybrid)
+    assert found["resident", "resident"].device_bytes == WEIGHTS + KV // 2 + 5 * 2 * 7
     assert plan(units=hybrid, number=2)["split", "paged"].host_bytes == 1300 + 5 * 7
-    alone = plan(WEIGHTS + 5 * 28, units=(EMBEDDING, *[STATES] * 4, OUTPUT))
-    assert alone["resident", "resident"].device_bytes == WEIGHTS + 5 * 28
-    assert alone["resident", "paged"].reason == "there is no KV"
-    short = plan(WEIGHTS + 5 * 28 - 1, units=(EMBEDDING, *[STATES] * 4, OUTPUT))
-    assert short["resident", "resident"].device_bytes == WEIGHTS + 5 * 28
-    assert not short["resident", "resident"].feasible
+    # keys and values, and three states
+    assert found["resident", "headwise"].host_bytes == 2 * 10 * (10 + 2 * 12) + 3 * 14
+
+
+def test_recurrent_states_leave_for_the_host_where_they_do_not_fit() -> None:
+    units = (EMBEDDING, *[STATES] * 4, OUTPUT)  # 28 bytes a branch
+
+    def found(room: int) -> dict[str, Option]:
+        return {
+            o.memory: o for o in plan(WEIGHTS + room, units=units, placements=["resident"]).values()
+        }
+
+    # two branches before and after a step, and where they part
+    for name, option in found(5 * 28).items():
+        assert option.reason == ("there is no KV" if name == "capture" else "")
+    whole, both, one = (found(n * 28)["paged"] for n in (5, 2, 1))
+    assert (whole.device_bytes, whole.host_bytes) == (WEIGHTS + 5 * 28, 0)
+    assert (both.device_bytes, both.host_bytes) == (WEIGHTS + 2 * 28, 3 * 28)
+    assert both.step_s == pytest.approx(whole.step_s + 2 * 28 / 10)
+    assert (one.device_bytes, one.host_bytes) == (WEIGHTS + 28, 3 * 28)
+    assert one.step_s > 1.8 * both.step_s
+    too_small = found(27)
+    assert not any(option.feasible for option in too_small.values())
+    assert too_small["paged"].device_bytes == WEIGHTS + 28
+    assert found(5 * 28 - 1)["resident"].device_bytes == WEIGHTS + 5 * 28
 
 
 @given(budget=st.integers(0, WEIGHTS + KV))
@@ -260,6 +395,7 @@ def test_a_layer_waits_for_what_the_one_before_it_left_time_for() -> None:
     assert pipelined([1, 1, 1], [0, 3, 3]) == 6  # the link never rests
     assert pipelined([2, 2, 2], [0, 3, 3]) == 7  # it rests while the first layer computes
     assert pipelined([2, 2, 2], [1, 1, 1], rest_s=1) == 7
+    assert pipelined([2, 2, 2], [0, 3, 3], buffers=1) == 12
 
 
 @given(

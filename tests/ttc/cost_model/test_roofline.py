@@ -46,6 +46,9 @@ def test_what_is_shared_is_attended_by_its_rows_together_and_the_rest_by_each_ro
     # what is a row's own
     wide = replace(BLOCK, score_elements=20)
     assert t_attn([wide], device, work) == pytest.approx(4800 / 100 + 1600 / 20)
+    # two new tokens of a branch attend what it has together: 2 x (5 + 6) x 20 operations for each
+    two = Pass(4, new_tokens=2, own_tokens=4, shared_tokens=15, prefixes=2)
+    assert t_attn([BLOCK], device, two) == pytest.approx(2400 / 40 + 4 * 11 * 20 / 20)
 
 
 def test_with_one_rate_for_all_as_in_the_paper_attention_runs_at_that_of_all_rows() -> None:

@@ -14,7 +14,7 @@ from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.split_search import Generation, split_plan, strategy_selector
 from ttc.cost_model.unit import Unit
-from ttc.errors import OutOfMemory
+from ttc.errors import InvalidInput, OutOfMemory
 
 CPU = DeviceProfile(name="cpu", bandwidth=10, flops={1: 1000, 64: 2000})
 GPU = DeviceProfile(name="gpu", bandwidth=100, flops={1: 10_000, 64: 100_000})
@@ -100,6 +100,20 @@ def test_a_tied_embedding_needs_a_copy_only_where_the_model_is_split() -> None:
     assert plans[2].host_bytes == 3400 + 3 * 2 * 10
 
 
+def test_decoding_counts_half_way_and_prefill_the_prompt() -> None:
+    assert CHAT.work("decode").rows == 2 and CHAT.work("decode").attended() == 2 * (10 + 3 + 1)
+    assert CHAT.work("prefill").rows == 10 and CHAT.work("prefill").attended() == 55
+
+
+def test_objectives_can_differ() -> None:
+    """A device with slow memory and fast products loses at decoding and wins at a prompt."""
+    memory = DeviceProfile(name="cpu", bandwidth=100, flops={1: 1000})
+    products = DeviceProfile(name="gpu", bandwidth=50, flops={1: 1_000_000})
+    load = Generation(prompt_tokens=1000, output_tokens=2)
+    assert strategy_selector(UNITS, memory, products, LINK, 10_000, load, "decode").k == 5
+    assert strategy_selector(UNITS, memory, products, LINK, 10_000, load, "prefill").k == 0
+
+
 sizes = st.integers(1, 2000)
 
 
@@ -115,7 +129,7 @@ def test_equals_algorithm_1_written_down_again(
 ) -> None:
     units = [replace(BLOCK, param_bytes=b, multiplied=b // 2 + 1) for b in blocks]
     cpu, gpu = replace(CPU, bandwidth=cpu_bandwidth), replace(GPU, bandwidth=gpu_bandwidth)
-    work, best, fastest = CHAT.work, None, inf
+    work, best, fastest = CHAT.work("decode"), None, inf
     for k in range(len(units) + 1):
         kv = 0 if kv_offload else sum(10 * (10 + 2 * 6) for _ in units[k:])
         if sum(unit.param_bytes for unit in units[k:]) + kv > vram:
@@ -138,3 +152,14 @@ def test_a_host_that_is_too_small_is_refused_with_the_bytes_it_needs() -> None:
         match=r"no split fits 1,400 bytes on the device and 2,959 on the host: .* 2,960 bytes",
     ):
         strategy_selector(UNITS, CPU, GPU, LINK, 1400, CHAT, host_bytes=2300 + kv - 1)
+
+
+def test_bad_requests_are_refused() -> None:
+    with pytest.raises(
+        InvalidInput, match="objective='train' is unknown; choose 'decode' or 'prefill'"
+    ):
+        strategy_selector(UNITS, CPU, GPU, LINK, 1400, CHAT, "train")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"k=6 must be from 0 \(all on the device\) to 5"):
+        split_plan(6, UNITS, CPU, GPU, LINK, CHAT)
+    with pytest.raises(InvalidInput, match="branches=0 must be at least 1"):
+        Generation(1, 1, 0)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttc.cost_model.unit import Pass, Unit, held_bytes
+from ttc.errors import InvalidInput
 
 # A block of Qwen3-8B: H 4096, 32 query and 8 KV heads of 128, I 12288, bfloat16; norms of H twice
 # and of heads twice.
@@ -55,27 +56,36 @@ def test_more_rows_read_more_experts() -> None:
 
 
 passes = st.builds(
-    Pass,
-    branches=st.integers(1, 4),
-    own_tokens=st.integers(0, 9),
+    Pass, branches=st.integers(1, 4), new_tokens=st.integers(1, 6), own_tokens=st.integers(0, 9),
     shared_tokens=st.integers(0, 9),
-)
+)  # fmt: skip
 
 
 @given(passes, st.one_of(st.none(), st.integers(1, 30)))
 def test_tokens_are_counted_one_by_one(work: Pass, window: int | None) -> None:
     attended, read = 0, set[tuple[int, int]]()
     for branch in range(work.branches):
-        row = work.shared_tokens + work.own_tokens
-        seen = range(0 if window is None else max(0, row + 1 - window), row + 1)
-        attended += len(seen)
-        read |= {(-1 if token < work.shared_tokens else branch, token) for token in seen}
+        before = work.shared_tokens + work.own_tokens
+        for row in range(before, before + work.new_tokens):
+            seen = range(0 if window is None else max(0, row + 1 - window), row + 1)
+            attended += len(seen)
+            read |= {(-1 if token < work.shared_tokens else branch, token) for token in seen}
     assert work.attended(window) == attended
     assert work.read(window) == len(read)
+    assert work.rows == work.branches * work.new_tokens
+
+
+def test_a_window_between_what_the_first_and_the_last_row_see_bounds_the_last_rows() -> None:
+    work = Pass(2, new_tokens=4, own_tokens=2)
+    assert work.attended() == work.attended(6) == 2 * (3 + 4 + 5 + 6)
+    assert work.attended(5) == 2 * (3 + 4 + 5 + 5)
+    assert work.attended(4) == 2 * (3 + 4 + 4 + 4)
+    assert work.attended(2) == 2 * 4 * 2
 
 
 def test_rows_attend_a_prefix_together_by_as_many_as_stand_on_it() -> None:
     assert Pass(8, prefixes=2).rows_together == 4
+    assert Pass(3, new_tokens=2, prefixes=2).rows_together == 3
     assert Pass(3, prefixes=5).rows_together == 1
 
 
@@ -92,6 +102,15 @@ def test_weights_in_common_are_read_by_each_unit_and_held_once() -> None:
     assert tied.w_param(1) == BLOCK.w_param(1) + 15
     assert held_bytes([tied]) == BLOCK.param_bytes + 15
     assert held_bytes([tied, output]) == 2 * BLOCK.param_bytes + 5
+
+
+def test_bad_passes_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="branches=0 must be at least 1"):
+        Pass(0)
+    with pytest.raises(InvalidInput, match="new_tokens=-1 must be at least 1"):
+        Pass(1, new_tokens=-1)
+    with pytest.raises(InvalidInput, match=r"shared_tokens=-1 must be 0 \(none\) or above"):
+        Pass(1, shared_tokens=-1)
 
 
 def test_a_state_is_read_and_written_for_each_branch_however_long_it_is() -> None:

@@ -64,22 +64,18 @@ class Engine(Backend):
         engine's.
     prefill_tokens: the largest number of rows of a prefill pass.
     memory: the residency policy, `Resident()` by default.
-    cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
+    cache: what keeps the KV of idle branches within a number of blocks.
     sharing: what branches share, `Sharing("exact")` by default.
-    gate: what stops branches that have fallen behind as they decode, None for nothing.
-    runner: what runs the model's layers, by name (see `ttc.model.runner_choice`) or an object.
-    generation_settings: whether tokens are drawn as the model's generation_config asks (a
-        repetition penalty, banned words, a least length, ...), as transformers' `generate` does.
-        Its end tokens count in any case.
-    int8_activations: round to 8 bits what meets weights that stay as they are stored
-        (`quantized=True`); approximate.
+    gate: what stops branches that have fallen behind as they decode.
+    runner: what runs the model's layers (see `ttc.model.runner_choice`).
+    generation_settings: whether tokens are drawn as the model's generation_config asks, as
+        transformers' `generate` does. Its end tokens count in any case.
+    int8_activations: round to 8 bits what meets weights of `quantized=True`; approximate.
     split_special_tokens: read special tokens in what users and tools say as plain text; without it
         "<|im_end|>" in a question ends the turn, as in transformers and vLLM.
-    speculation: what drafts tokens while few branches decode, as `PromptLookup()`, None for
-        nothing. No token depends on it (docs/speculation.md). `engine.speculation.reason` says why
-        an engine does not speculate that was asked to.
-    Threads may share an engine; their calls run one after the other. What computes KV gives a
-    `ttc.Task`: its `result` is what the call makes, and it can be made pass by pass.
+    speculation: what drafts tokens while few branches decode, as `PromptLookup()`. No token depends
+        on it; `engine.speculation.reason` says why an engine does not speculate.
+    Threads may share an engine; their calls run one after the other.
     Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting
     of its generation_config that the engine does not have.
     """
@@ -126,9 +122,12 @@ class Engine(Backend):
         recurrent = self.runner.recurrent
         self.memory.states.use(None if recurrent is None else recurrent.shape)
         self.runner.bind(self.residency)
-        states = None if recurrent is None else self.memory.states
-        policy = self.residency
-        self.tree = Tree(policy.begin, policy.free, policy.resume, states)
+        self.tree = Tree(
+            self.residency.begin,
+            self.residency.free,
+            self.residency.resume,
+            None if recurrent is None else self.memory.states,
+        )
         self.runtime = Runtime(
             self.runner,
             self.limits,
@@ -172,8 +171,7 @@ class Engine(Backend):
         constructor.
 
         device, dtype, gguf_file, trust_remote_code, quantized: see `ttc.model.loading.load`.
-        device_map: in place of a device, as transformers takes it; over several, layers run where
-            it puts them, and their KV lies there.
+        device_map: in place of a device, as transformers takes it.
         placement: where its weights lie and its layers run, as `ttc.Streamed()`; None for all on
             the device.
         memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen
@@ -244,13 +242,9 @@ class Engine(Backend):
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
     ) -> Task[list[Branch]]:
-        """Children of `root`, one per prompt, that start from prompts of their own instead of the
-        root's.
-
-        suffixes: tokens that follow each prompt. Prefixes are shared as always; under
-            `Sharing("similar")` a child may stand on the root's prompt, which `branch.substituted`
-            then tells (approximate). Raises InvalidInput when `root` has generated anything.
-        """
+        """See `Backend.variants`. Under `Sharing("similar")` a child may stand on the root's
+        prompt, which `branch.substituted` then tells (approximate). Raises InvalidInput when `root`
+        has generated anything."""
         checked, after = checked_variants(self.limits, root, prompts, suffixes)
         children = [root.child() for _ in checked]
         for child, prompt in zip(children, checked, strict=True):
@@ -288,9 +282,7 @@ class Engine(Backend):
     def side_branches(
         self, branches: Sequence[Branch], prompts: Sequence[Tokens], outputs: Outputs | None = None
     ) -> Task[list[Branch]]:
-        """New branches with these prompts on the usage meters of `branches`, for a verifier that
-        asks elsewhere than on their KV; the caller releases all of them. What a branch has not
-        already counts as verifier tokens. outputs: see `Outputs`; who asks for them counts what is
+        """See `Backend.side_branches`. outputs: see `Outputs`; who asks for them counts what is
         read."""
         checked = checked_side_prompts(self.limits, branches, prompts, grow=outputs is None)
         new = [
@@ -341,11 +333,7 @@ class Engine(Backend):
 
     @one_at_a_time
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
-        """`n` children that continue `branch`, each with its own random stream. No KV is copied.
-
-        keep: how many of its first tokens they have, as their prompt; None for all of the branch as
-        it is.
-        """
+        """See `Backend.fork`. No KV is copied."""
         children = super().fork(branch, n, keep)
         for child in children:
             kept = 0 if self.sharing.rule == "none" else max(0, len(child.tokens) - 1)
@@ -361,7 +349,6 @@ class Engine(Backend):
         *,
         purpose: Purpose = "prompt",
     ) -> Task[None]:
-        """Append given tokens to each branch; `purpose` says what they count as."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         extended = list(branches)
 
@@ -429,11 +416,10 @@ class Engine(Backend):
     ) -> None:
         """Continue each branch by one step, in place and all in one batch.
 
-        A branch's step ends after `max_tokens` tokens (one number or one per branch), when its text
-        since the step's start, leading blanks left out, holds a string of `stop`, or when the
-        branch finishes: at an end-of-sequence token, at a string of `end`, or at the model's
-        context length. Both are looked for in the text with its special tokens.
-        `branch.step_reasons[-1]` then says why.
+        A step ends after `max_tokens` tokens (one number, or one per branch), when its text holds a
+        string of `stop`, leading blanks left out, or when the branch finishes: at an
+        end-of-sequence token, a string of `end`, or the model's context length. Strings are looked
+        for in the text with its special tokens. `branch.step_reasons[-1]` says why it ended.
         statistics: also keep each token's entropy, the mean log-probability of the 20 likeliest
             tokens and the self-certainty (`branch.entropies`, `branch.top_k_logprobs`,
             `branch.self_certainties`).
@@ -467,8 +453,7 @@ class Engine(Backend):
 
         The branches stay as they are. What the continuations of a branch share is computed once,
         and single tokens all come from one row. Counted as verifier tokens.
-        given: `given[i]` stands between branch i and its continuations in this call; computed, not
-            scored.
+        given: `given[i]` stands between branch i and its continuations; computed, not scored.
         exit: branches may leave the pass before the last layer (approximate), single-token
             continuations only; `report` says what it did.
         likeliest: filled, without an `exit`, with the log-probability of the likeliest token in
@@ -521,15 +506,14 @@ class Engine(Backend):
     @one_at_a_time
     def model_changed(self) -> None:
         """Say that the model is another one from now on, as by another adapter: its KV is computed
-        again. Needed only while branches decode, or where a few numbers were written through
-        `weight.data`: whatever else changes is noticed when a call begins or a branch joins a
-        batch."""
+        again. Needed only while branches decode, or where numbers were written through
+        `weight.data`: other changes are noticed when a call begins."""
         self.calls.follow_model(told=True)
 
     @one_at_a_time
     def model_changes(self) -> int:
-        """How often the model was another one than at the look before, this look included: what
-        somebody has computed with it holds while this number stays."""
+        """How often the model has changed so far: what somebody has computed with it holds while
+        this number stays."""
         self.calls.follow_model()
         return self.calls.changes
 

@@ -15,6 +15,9 @@ from experiments.server.refusal import CLIENT_LEFT, Refusal
 from ttc.checks import use_one_of
 from ttc.text.encodable import encodable
 
+OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+"""Fields that say nothing about the answer of a request without tools."""
+
 BODY_S = 30
 """Seconds within which a request's body must have come."""
 
@@ -282,10 +285,10 @@ def read(kind: type[B], data: bytes) -> B:
         raise Refusal(400, f"the body is no JSON that can be read: {error}; {must}") from error
     if not isinstance(given, dict):
         raise Refusal(400, f"the body is {type(given).__name__}; {must}")
+    left_out = () if given.get("tools") else OF_TOOLS
+    given = {n: value for n, value in given.items() if value is not None and n not in left_out}
     try:
-        return kind.model_validate(
-            {name: value for name, value in given.items() if value is not None}
-        )
+        return kind.model_validate(given)
     except ValidationError as errors:
         # of the types that a value may have, the error within one says most
         first = max(errors.errors(), key=lambda error: len(error["loc"]))

@@ -4,11 +4,13 @@ between two tokens."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
@@ -32,8 +34,11 @@ ALONE = 4
 CLOSE_S = 1
 """Seconds that the end of the server waits for the pass under way."""
 
-RETRY_S = 5
-"""When a client is told to ask again that finds no place."""
+ENDS = 32
+"""Problems whose ends tell how fast places become free."""
+
+MAX_WAIT_S = 600
+"""The longest time after which a client is told to ask again, in seconds."""
 
 
 @dataclass(eq=False)
@@ -127,6 +132,8 @@ class Service:
         self.lock = Lock()
         self.open: set[Ticket] = set()
         self.closing = False
+        self.busy_since = time.monotonic()
+        self.ends: deque[float] = deque(maxlen=ENDS)
         self.thread = Thread(target=self._work, name="searches", daemon=True)
         self.thread.start()
 
@@ -145,13 +152,18 @@ class Service:
                 )
                 raise Refusal(400, message, param="prompt")
             places = self._places_for(tickets)
-            if len(self.open) + len(tickets) > places:
+            missing = len(self.open) + len(tickets) - places
+            if missing > 0:
+                wait = likely_wait(missing, time.monotonic(), self.busy_since, self.ends)
+                seconds = min(MAX_WAIT_S, max(1, ceil(wait)))
                 message = (
                     f"problems waiting or under way: {len(self.open)}, and there is room for "
-                    f"{places} of this client; ask again later"
+                    f"{places} of this client; ask again in {number_of(seconds, 'second')}"
                 )
-                again = {"Retry-After": str(RETRY_S)}
+                again = {"Retry-After": str(seconds)}
                 raise Refusal(429, message, code="queue_full", headers=again)
+            if not self.open:
+                self.busy_since = time.monotonic()
             self.open.update(tickets)
             for ticket in tickets:  # before whatever `close` puts there
                 self.inbox.put(partial(self._join, ticket))
@@ -302,6 +314,7 @@ class Service:
     def _forget(self, ticket: Ticket) -> None:
         with self.lock:
             self.open.discard(ticket)
+            self.ends.append(time.monotonic())
 
     def _fail(self, ticket: Ticket, error: Refusal) -> None:
         ticket.error = error
@@ -313,3 +326,16 @@ class Service:
             group.driver.close()
         except Exception:
             log.exception("what was under way could not be freed")
+
+
+def likely_wait(places: int, now: float, busy_since: float, ends: Sequence[float]) -> float:
+    """Seconds until so many problems have ended, which is the work ahead: they are taken to end as
+    fast as the last ones did, or the first one after as long again where none has ended yet.
+
+    busy_since: when the server had nothing to do. ends: of the last problems, some of them before
+    that.
+    """
+    recent, since = [end for end in ends if end >= busy_since], busy_since
+    if len(recent) == ENDS:
+        since, *recent = recent
+    return places * (now - since) / max(1, len(recent))

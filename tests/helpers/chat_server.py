@@ -39,11 +39,7 @@ def serving(
     """A client of a server of this engine."""
     offer = Offer("m", {"self_consistency": SelfConsistency(n=3, max_tokens=90)}, 200, 16)
     api = Api(
-        Service(engine, 16),
-        offer,
-        SolveOptions(**options),
-        20_000,
-        chat_options=chat_options or {},
+        Service(engine, 16), offer, SolveOptions(**options), 20_000, chat_options=chat_options or {}
     )
     socket = bind("127.0.0.1", 0)
     web = server(api)

@@ -75,10 +75,7 @@ LACKING: dict[str, tuple[Callable[[], object], str]] = {
     "exit": (lambda: FakeBackend().score([], [], exit=3).result(), "FakeBackend has no exit"),
     "a verifier that scores": (
         lambda: solve(
-            TreeOfThoughts(),
-            problem="1",
-            engine=AskedBackend(Desk()),
-            verifier=SelfVerifier(),
+            TreeOfThoughts(), problem="1", engine=AskedBackend(Desk()), verifier=SelfVerifier()
         ),
         "SelfVerifier needs log-probabilities of given tokens",
     ),

@@ -51,8 +51,7 @@ def both(change: Callable[[Any], None], **options: Any) -> tuple[Engine, Any]:
 @pytest.mark.parametrize("runner", ["modules", "fused"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_new_root_shares_nothing_with_the_model_of_before(
-    change: Callable[[Any], None],
-    runner: Any,
+    change: Callable[[Any], None], runner: Any
 ) -> None:
     engine, plain = both(change, runner=runner)
     root = engine.root(prompt(1, 20))
@@ -74,8 +73,7 @@ def test_a_new_root_shares_nothing_with_the_model_of_before(
     ids=["plain", "fused", "none shared", "evicting", "paged"],
 )
 def test_a_branch_goes_on_as_the_model_that_is_there_now(
-    change: Callable[[Any], None],
-    options: Any,
+    change: Callable[[Any], None], options: Any
 ) -> None:
     engine, plain = both(change, **options)
     (old,) = engine.fork(engine.kept, 1)  # type: ignore[attr-defined]
@@ -155,8 +153,7 @@ def test_compiled_layers_follow_a_scale_that_is_changed_and_changed_back() -> No
 
 @pytest.mark.parametrize("name", ["LlamaMLP", "LlamaRMSNorm", "LlamaAttention"])
 def test_compiled_layers_follow_code_that_is_replaced_for_a_class(
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, plain = both(lambda model: None, runner="fused")
     kind = getattr(modeling_llama, name)

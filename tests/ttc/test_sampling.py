@@ -15,12 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttc.sampling
-from experiments.standins.array_sampling import (
-    choose_by_arrays,
-    draw_by_arrays,
-    filter_by_sorting,
-    numpy_gumbels,
-)
+from experiments.standins.array_sampling import draw_by_arrays, filter_by_sorting, numpy_gumbels
 from tests.helpers.processors import PROCESSORS, skip_unless_runs
 from tests.helpers.tiers import examples, slow, some_quick
 from ttc import InvalidInput, Sampling, UnsupportedModel
@@ -133,18 +128,6 @@ def test_the_same_tokens_are_drawn_as_by_array_operations(
     assert differing <= (0 if sampling.temperature == 0 else 1)  # of 480, where rounding decides
 
 
-@pytest.mark.slow
-def test_thousands_of_draws_from_a_large_vocabulary_are_the_same() -> None:
-    logits = many_logits("ties", 49_152)
-    for sampling in (Sampling(), Sampling(0.8, top_p=0.95)):
-        differing = 0
-        for i in range(25 if sampling.top_p == 1 else 3):
-            states = random_states([random_key(i)] * 40, range(40))
-            expected = choose_by_arrays(logits, sampling, states).numpy()
-            differing += int(np.not_equal(expected, draw(logits, sampling, states).tokens).sum())
-        assert differing <= 1
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_compiled_filters_keep_what_sorting_keeps(kind: str) -> None:
     kernel = compiled_kernel()
@@ -212,28 +195,17 @@ def test_figures_are_the_models_own(way: Way, dtype: torch.dtype, sampling: Samp
     assert without == (draws.tokens, draws.logprobs, draws.top1, None, None, None)
 
 
-def test_a_k_beyond_the_vocabulary_means_all_of_it() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0]])
-    for way in (draw, by_torch):
-        draws = way(logits, Sampling(), random_states([1], [1]), statistics=True, k=20)
-        assert draws.top_logprob == pytest.approx([float(logits.log_softmax(-1).mean())], abs=1e-6)
-
-
 @both
-@pytest.mark.parametrize("sampling", FILTERS, ids=str)
-@pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf"])
-def test_logits_that_are_not_finite_are_refused(way: Way, sampling: Sampling, value: str) -> None:
+def test_logits_that_are_not_finite_are_refused(way: Way) -> None:
     states = random_states(range(6), range(6))
     logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
-    way(logits, sampling, states)
-    if value == "-inf":
-        logits[4] = float(value)
-    else:
-        logits[4, 123] = -torch.tensor(float("nan")) if value == "-nan" else float(value)
-    with pytest.raises(UnsupportedModel, match="not finite"):
-        way(logits, sampling, states)
-    with pytest.raises(UnsupportedModel, match="not finite"):
-        way(logits.bfloat16(), sampling, states)
+    for value in (math.nan, -torch.tensor(math.nan), math.inf, -math.inf):
+        broken = logits.clone()
+        broken[4, slice(None) if value == -math.inf else 123] = value
+        for sampling in FILTERS:
+            for some in (broken, broken.bfloat16()):
+                with pytest.raises(UnsupportedModel, match="not finite"):
+                    way(some, sampling, states)
 
 
 def test_without_a_compiler_the_draws_are_the_same_and_one_line_says_so(
@@ -320,20 +292,6 @@ def test_tokens_come_with_their_probabilities(vocab: int, spread: float) -> None
 
 
 @pytest.mark.slow
-def test_the_tail_is_drawn_from_like_the_head() -> None:
-    logits = torch.full((1, 50_001), -HEAD - 1.0)
-    logits[0, 7] = 0.0
-    states = random_states([random_key("tail")] * 4000, range(4000))
-    tokens = np.concatenate(
-        [draw(logits.expand(100, -1), Sampling(), s).tokens for s in states.reshape(-1, 100)]
-    )
-    share = 50_000 * np.exp(-HEAD - 1) / (1 + 50_000 * np.exp(-HEAD - 1))
-    others = tokens[tokens != 7]
-    assert abs(len(others) / 4000 - share) < 5 * np.sqrt(share / 4000)
-    assert abs(others.mean() / 25_000 - 1) < 0.1 and len(set(others)) > 0.95 * len(others)
-
-
-@pytest.mark.slow
 def test_rounding_does_not_change_what_is_drawn() -> None:
     """What other rows do to a row's logits in float32, a hundred-thousandth, moves next to no
     choice."""
@@ -365,11 +323,14 @@ def test_filters_draw_among_equals_and_greedy_takes_the_first(way: Way, dtype: A
 def test_greedy_and_what_filters_leave(way: Way) -> None:
     states = random_states([1, 2, 3], [0, 0, 0])
     logits = torch.tensor([[1.0, 3.0, 2.0]]).expand(3, -1)
-    assert way(logits, Sampling(temperature=0), states).tokens == [1, 1, 1]
-    assert way(logits, Sampling(top_k=1), states).tokens == [1, 1, 1]
-    assert way(torch.tensor([[5.0, float("-inf")]]), Sampling(), states[:1]).tokens == [0]
+    for sampling in (Sampling(temperature=0), Sampling(top_k=1)):
+        assert way(logits, sampling, states).tokens == [1, 1, 1]
+    assert way(torch.tensor([[5.0, -math.inf]]), Sampling(), states[:1]).tokens == [0]
     # the first of equals
     assert way(torch.tensor([[-1.0, -0.0, 0.0]]), Sampling(0), states[:1]).tokens == [1]
+    # a k beyond the vocabulary means all of it
+    draws = way(logits[:1], Sampling(), states[:1], statistics=True, k=20)
+    assert draws.top_logprob == pytest.approx([float(logits[0].log_softmax(-1).mean())], abs=1e-6)
 
 
 @both
@@ -405,17 +366,14 @@ def test_streams_depend_on_key_and_position_alone() -> None:
         assert abs(np.corrcoef(noise, other)[0, 1]) < 0.02
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"temperature": -0.1}, r"temperature=-0\.1"),
-        ({"temperature": float("nan")}, "temperature=nan"),
-        ({"top_k": -1}, "top_k=-1"),
-        ({"top_p": 0}, "top_p=0"),
-        ({"top_p": 1.5}, r"top_p=1\.5"),
-        ({"min_p": 1}, "min_p=1"),
-    ],
-)
-def test_bad_parameters_are_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        Sampling(**fields)
+def test_bad_parameters_are_named() -> None:
+    wrong: dict[str, list[float]] = {
+        "temperature": [-0.1, math.nan],
+        "top_k": [-1],
+        "top_p": [0, 1.5],
+        "min_p": [1],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(InvalidInput, match=f"{name}={value}"):
+                Sampling(**{name: value})

@@ -16,16 +16,7 @@ from tests.helpers.models import prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
-from ttc import (
-    BeamGroups,
-    BlockCache,
-    Capture,
-    Engine,
-    Headwise,
-    Layerwise,
-    Paged,
-    Sampling,
-)
+from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, Paged, Sampling
 
 CASE = "gemma4_text: shared KV"
 

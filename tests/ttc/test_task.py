@@ -224,13 +224,6 @@ def test_an_error_of_a_pass_reaches_whoever_began_it() -> None:
     assert not engine.live and not engine.runtime.under_way
 
 
-def test_a_small_engine_has_no_passes_left_over() -> None:
-    engine = make_engine()
-    prefill = engine.roots([[5]], seeds=[0])
-    assert prefill.step()
-    assert_nothing_left(engine, prefill.branches)
-
-
 def test_a_call_that_nobody_makes_says_so() -> None:
     engine = make_engine()
     root = engine.root([5])
@@ -243,12 +236,4 @@ def test_a_call_that_nobody_makes_says_so() -> None:
         engine.extend([root], [[8]]).close()
         gc.collect()
     assert root.tokens == [5, 6, 7]
-    assert_nothing_left(engine, [root])
-
-
-def test_the_result_is_made_once() -> None:
-    engine = make_engine()
-    task = engine.roots([[5, 6, 7]])
-    (root,) = task.result()
-    assert task.result() == [root] and task.step() and root.usage.prompt_tokens == 2
     assert_nothing_left(engine, [root])

@@ -39,7 +39,6 @@ class RemoteBackend(Backend):
 
     A branch's tokens are kept here and sent with every request, so what branches share is computed
     once only where the server keeps the beginnings of texts (vLLM, SGLang and llama.cpp do).
-    Branches cost nothing until they grow, and nothing once they are released.
 
     endpoint: where the server is. tokenizer: that of the model it serves.
     capabilities: what the server can do. Searches and verifiers that need more are refused by name.
@@ -47,8 +46,7 @@ class RemoteBackend(Backend):
     penalty; other settings raise InvalidInput.
 
     `Usage` holds what the server counts: `prompt_tokens` are all tokens that were sent, less those
-    that it found in its cache (`shared_tokens`; vLLM says so with --enable-prompt-tokens-details).
-    Forward passes and bytes moved are not known.
+    that it found in its cache (`shared_tokens`). Forward passes and bytes moved are not known.
     Raises RemoteError where the server cannot be reached or used, InvalidInput for a model that it
     does not serve and for a tokenizer that is not its model's.
     """
@@ -129,10 +127,9 @@ class RemoteBackend(Backend):
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
     ) -> Task[list[Branch]]:
-        """Many prompts, each the start of its own random stream. Nothing is sent before a branch
-        grows."""
+        """See `Backend.roots`. Nothing is sent before a branch grows."""
         prompts, seeds = checked_prompts(self.limits, prompts, seeds)
-        return self._holding(super().roots(prompts, seeds=seeds))
+        return self._hold(super().roots(prompts, seeds=seeds))
 
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
@@ -143,12 +140,14 @@ class RemoteBackend(Backend):
     def side_branches(
         self, branches: Sequence[Branch], prompts: Sequence[Tokens]
     ) -> Task[list[Branch]]:
-        """See `Backend.side_branches`."""
         prompts = checked_side_prompts(self.limits, branches, prompts, grow=True)
-        return self._holding(super().side_branches(branches, prompts))
+        return self._hold(super().side_branches(branches, prompts))
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
-        return self._hold(super().fork(branch, n, keep))
+        children = super().fork(branch, n, keep)
+        with self.lock:
+            self.live.update(children)
+        return children
 
     def extend(
         self,
@@ -157,7 +156,6 @@ class RemoteBackend(Backend):
         *,
         purpose: Purpose = "prompt",
     ) -> Task[None]:
-        """See `Backend.extend`; sent when the branch grows."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         return super().extend(branches, added, purpose=purpose)
 
@@ -170,15 +168,10 @@ class RemoteBackend(Backend):
         super().release(gone)
         self.live.difference_update(gone)
 
-    def _holding(self, task: Task[list[Branch]]) -> Task[list[Branch]]:
-        self._hold(task.branches)
-        return task
-
     @one_at_a_time
-    def _hold(self, branches: Iterable[Branch]) -> list[Branch]:
-        held = list(branches)
-        self.live.update(held)
-        return held
+    def _hold(self, task: Task[list[Branch]]) -> Task[list[Branch]]:
+        self.live.update(task.branches)
+        return task
 
     # ---------------------------------------------------------------- generation
 
@@ -216,12 +209,7 @@ class RemoteBackend(Backend):
         exit: Any = None,
         report: Any = None,
     ) -> Task[list[list[list[float]]]]:
-        """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
-        branch i.
-
-        The branches stay as they are. Counted as verifier tokens, as an engine counts them: what a
-        branch has already is not the verifier's.
-        """
+        """See `Engine.score`. Counted as verifier tokens: what a branch has already is none."""
         check_live(branches)
         self.check_no_exit(exit)
         if "score" in self.lacks:

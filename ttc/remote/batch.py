@@ -47,6 +47,10 @@ class RunningStep:
     told: tuple[str, ...]
     future: Future[Reply] | None = None
 
+    def break_off(self) -> None:
+        if len(self.branch.tokens) > self.start:
+            self.branch.end_step("interrupted")
+
 
 class RemoteBatch(Batch):
     """Branches that a server continues, at most `max_rows` at once (see `ttc.backend.Batch`).
@@ -139,7 +143,7 @@ class RemoteBatch(Batch):
 
     def close(self) -> None:
         for work in self.works.values():
-            self._break_off(work)
+            work.break_off()
         for future in self.asked:
             future.cancel()
         self.works = {}
@@ -169,10 +173,6 @@ class RemoteBatch(Batch):
             self.stops[key] = Stops(stop, end, self.server.limits, self.server.decode, loops)
         return self.stops[key]
 
-    def _break_off(self, work: RunningStep) -> None:
-        if len(work.branch.tokens) > work.start:
-            work.branch.end_step("interrupted")
-
     def _ask(self) -> None:
         can = self.server.can
         settings = self.server.settings.asked if can.extras else {}
@@ -198,7 +198,7 @@ class RemoteBatch(Batch):
         try:
             reason = self._append(work, future.result())
         except ContentRefused as refusal:
-            self._break_off(work)
+            work.break_off()
             del self.works[work.branch]
             self.refused[work.branch] = refusal
             return []
@@ -212,14 +212,10 @@ class RemoteBatch(Batch):
     def _append(self, work: RunningStep, reply: Reply) -> StepEnd | None:
         branch = work.branch
         asked = work.left
-        length = len(work.branch.tokens)
+        length = len(branch.tokens)
         tokens, text = self._read(work, reply)
         if len(tokens) > 2 * asked + SPARE_TOKENS:
-            raise RemoteError(
-                f"{self.server.client.endpoint.base_url} answered with a text of "
-                f"{number_of(len(tokens), 'token')} where {asked} were asked for; look into the "
-                "server's log"
-            )
+            raise self._strange(f"a text of {number_of(len(tokens), 'token')}", asked)
         written = max(len(reply.tokens or []), reply.generated_tokens or 0) or len(tokens)
         branch.usage.generated_tokens += written
         self.server.count_prompt(branch.usage, reply)
@@ -240,11 +236,14 @@ class RemoteBatch(Batch):
         if work.left <= 0:
             return "length"
         if len(branch.tokens) == length:
-            raise RemoteError(
-                f"{self.server.client.endpoint.base_url} answered with no token of {asked} that "
-                f"were asked for (finish_reason={reply.finish!r}); look into the server's log"
-            )
+            raise self._strange(f"no token (finish_reason={reply.finish!r})", asked)
         return None
+
+    def _strange(self, answer: str, asked: int) -> RemoteError:
+        return RemoteError(
+            f"{self.server.client.endpoint.base_url} answered with {answer} where {asked} were "
+            "asked for; look into the server's log"
+        )
 
     def _read(self, work: RunningStep, reply: Reply) -> tuple[list[int], str]:
         branch, server = work.branch, self.server

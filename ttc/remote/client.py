@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
@@ -25,6 +26,8 @@ TOKEN_BYTES = 2**12
 """Of an answer, for each token of prompt and answer: 20 log-probabilities take less."""
 OTHER_BYTES = 2**22
 """Of an answer, for all else, and for a list of models."""
+GZIP = 31
+"""zlib's window bits for gzip: the one packing that is asked for, unpacked up to a limit."""
 PASSING = frozenset({408, 409, 425, 429})
 """Refusals that may be over the next time, as every status from 500 on may be."""
 OF_THE_CONTENT = frozenset({400, 413, 422})
@@ -57,7 +60,8 @@ class Client:
         key = endpoint.key()
         self.http = httpx2.AsyncClient(
             base_url=endpoint.base_url.rstrip("/") + "/",
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            headers={"Accept-Encoding": "gzip"}
+            | ({} if key is None else {"Authorization": f"Bearer {key}"}),
             timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
             limits=httpx2.Limits(
                 max_connections=None, max_keepalive_connections=endpoint.concurrency
@@ -126,7 +130,7 @@ class Client:
                 f"has not answered in {self.endpoint.timeout_s:g} s; give a larger timeout_s or a "
                 "smaller concurrency"
             ) from error
-        except httpx2.RequestError as error:
+        except (httpx2.TransportError, zlib.error) as error:
             raise Passing(f"broke off its answer ({error}); look into the server's log") from error
         if answer.status_code >= 300:
             raise self._refusal(answer, body)
@@ -141,8 +145,10 @@ class Client:
         most = most_bytes(request.get("json"))
         body = bytearray()
         async with self.http.stream(**request) as answer:
-            async for part in answer.aiter_bytes():
-                body += part
+            packed = answer.headers.get("content-encoding", "").lower() == "gzip"
+            unpack = zlib.decompressobj(GZIP).decompress if packed else lambda part, _: part
+            async for part in answer.aiter_raw():
+                body += unpack(part, most + 1)
                 if len(body) > most:
                     raise Passing(
                         f"answered with more than {most} bytes, which no answer to such a request "

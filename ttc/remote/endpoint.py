@@ -10,13 +10,7 @@ from urllib.parse import urlsplit
 
 from annotated_types import Ge
 
-from ttc.checks import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    Options,
-    PositiveFloat,
-    PositiveInt,
-)
+from ttc.checks import NonNegativeFloat, NonNegativeInt, Options, PositiveFloat, PositiveInt
 from ttc.errors import InvalidInput
 from ttc.text.encodable import check_encodable
 

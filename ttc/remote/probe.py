@@ -172,7 +172,7 @@ class Probe:
     ) -> Future[Reply]:
         prompt = can.prompt(self.prompt, self.tokenizer)
         body = can.request(prompt, tokens, seed, sampling, stop, logprobs) | more
-        asked = Expected(len(self.tokenizer), tokens, echo="echo" in more)
+        asked = Expected(len(self.tokenizer), len(self.prompt), tokens, echo="echo" in more)
         return self.client.post("completions", body, asked.read, retries=retries)
 
 

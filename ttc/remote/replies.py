@@ -21,11 +21,13 @@ ROUNDING = 1e-3
 """So far above 0 a log-probability may be by rounding; it counts as 0."""
 LEAST = -1e5
 """No log-probability is lower."""
+LONGEST_TOKEN = 1024
+"""Characters of the longest token."""
 MOST_TOKENS = 10**9
 """No prompt and no answer has more."""
 SPARE_TOKENS = 64
-"""So many more tokens than twice those asked for a text may have here, where it is cut in another
-way than by the server."""
+"""So many more tokens than twice a text's a server may count, or it may have here: each cuts texts
+in its own way."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +174,13 @@ class ReadAnswer(AnswerPart):
 class Expected:
     """What one request has asked for, which its answer is held against.
 
-    vocab_size: of the tokenizer here. logprobs: of how many of the likeliest tokens there must be
-    log-probabilities, as the server has given them before. echo: the prompt comes back too.
+    vocab_size: of the tokenizer here. prompt: its tokens. logprobs: of how many of the likeliest
+    tokens there must be log-probabilities, as the server has given them before. echo: the prompt
+    comes back too.
     """
 
     vocab_size: int
+    prompt: int
     max_tokens: int
     logprobs: int = 0
     echo: bool = False
@@ -212,7 +216,7 @@ class Expected:
             by if isinstance(by, str | int) else None,
             figures,
             usage.prompt_tokens,
-            min(details.cached_tokens or 0, usage.prompt_tokens or 0),
+            details.cached_tokens or 0,
             usage.completion_tokens,
             thought,
         )
@@ -229,12 +233,31 @@ class Expected:
                     "serves"
                 )
         written = max(len(tokens), reply.generated_tokens or 0)
-        if not self.echo and max(written, len(reply.figures)) > self.max_tokens:
-            raise Passing(
-                f"answered with {number_of(max(written, len(reply.figures)), 'token')} where "
-                f"{self.max_tokens} were asked for"
-            )
-        if self.logprobs and (reply.text or written) and not self._has_logprobs(reply):
+        most = max(written, len(reply.figures))
+        length = len(reply.text) + len(reply.thought)
+        tokens_asked = number_of(self.max_tokens, "token")
+        cached, prompt = reply.cached_tokens, reply.prompt_tokens or 0
+        strange = [
+            (
+                not self.echo and most > self.max_tokens,
+                f"{number_of(most, 'token')} where {self.max_tokens} were asked for",
+            ),
+            (
+                not self.echo and length > self.max_tokens * LONGEST_TOKEN,
+                f"{number_of(length, 'character')} where {tokens_asked} were asked for",
+            ),
+            (
+                prompt > 2 * self.prompt + SPARE_TOKENS,
+                f"prompt_tokens={prompt} where {number_of(self.prompt, 'token')} were sent",
+            ),
+            (cached > prompt, f"cached_tokens={cached} of prompt_tokens={prompt}"),
+            (bool(reply.text) and reply.tokens == [], "a text and no token_ids"),
+            (length > 0 and reply.generated_tokens == 0, "a text and completion_tokens=0"),
+        ]
+        for holds, answer in strange:
+            if holds:
+                raise Passing(f"answered with {answer}")
+        if self.logprobs and (length or written) and not self._has_logprobs(reply):
             raise Passing(
                 "answered without the log-probabilities that were asked for, which it has given "
                 "before; look into the server's log"

@@ -61,7 +61,9 @@ class Server:
     ) -> Future[Reply]:
         prompt = self.can.prompt(tokens, self.tokenizer)
         body = self.can.request(prompt, max_tokens, seed, sampling, stop, logprobs) | more
-        asked = Expected(self.limits.vocab_size, max_tokens, logprobs, echo="echo" in more)
+        asked = Expected(
+            self.limits.vocab_size, len(tokens), max_tokens, logprobs, echo="echo" in more
+        )
         return self.client.post("completions", body, asked.read)
 
     def is_end(self, token: int) -> bool:

@@ -252,7 +252,7 @@ def measure_http(requests: int, tokens: int) -> dict[str, Any]:
             list(range(500)), tokens, 0, Sampling(), ["\n\n"], 1
         )
         try:
-            read = Expected(VOCABULARY, tokens).read
+            read = Expected(VOCABULARY, 500, tokens).read
             client.post("completions", body, read).result()
             wall, cpu = time.perf_counter(), time.process_time()
             for future in [client.post("completions", body, read) for _ in range(requests)]:

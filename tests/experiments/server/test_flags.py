@@ -14,27 +14,9 @@ SERVE = {"serve": ServeConfig}
 
 
 def test_flags_set_what_settings_do_and_the_rest_stays_as_it_is() -> None:
-    words = [
-        "--host",
-        "0.0.0.0",
-        "--port=9000",
-        "search.n=8",
-        "-m",
-        "--cfg",
-        "job",
-        "--search",
-        "best_of_n",
-    ]
-    read = [
-        "serve.host=0.0.0.0",
-        "serve.port=9000",
-        "search.n=8",
-        "-m",
-        "--cfg",
-        "job",
-        "search=best_of_n",
-    ]
-    assert as_settings(words, FLAGS, SERVE) == read
+    words = "--host 0.0.0.0 --port=9000 search.n=8 -m --search best_of_n"
+    read = "serve.host=0.0.0.0 serve.port=9000 search.n=8 -m search=best_of_n"
+    assert as_settings(words.split(" "), FLAGS, SERVE) == read.split(" ")
 
 
 @pytest.mark.few

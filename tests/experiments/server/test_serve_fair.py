@@ -212,27 +212,6 @@ def test_a_long_rating_does_not_keep_others_waiting() -> None:
     assert counted.engine.kv_bytes() == 0
 
 
-@pytest.mark.slow
-def test_a_first_token_does_not_wait_for_short_ratings() -> None:
-    """Six searches are to be rated one after the other, in 12 passes each. A short request gets its
-    first token after its own prompt, a rating's pass and tokens of others."""
-    counted = Counted()
-    numbers = [
-        counted.add(BestOfN(n=3, max_tokens=3 + i), f"rate {i}", i, RereadsLess()) for i in range(6)
-    ]
-    while len(counted.driver.under_way.works) < 3:
-        counted.step()
-    short = counted.add(Greedy(max_tokens=1), "hi there", "small")
-    assert counted.passes_until(short) <= 6
-    for number in numbers:
-        counted.passes_until(number)
-    texts = [counted.ended[number].best for number in numbers]
-    assert [best and best.text for best in texts] == [
-        text_of(BestOfN(n=3, max_tokens=3 + i), f"rate {i}", RereadsLess()) for i in range(6)
-    ]
-    assert counted.engine.kv_bytes() == 0
-
-
 def test_the_first_of_many_short_ratings_does_not_wait_for_the_last() -> None:
     """Six searches begin with two passes and are to be rated by one verifier after four tokens, in
     3 passes each. Every other pass is for the first of them."""
@@ -261,18 +240,6 @@ def test_programs_that_run_keep_nobody_waiting() -> None:
     assert counted.passes_until(writing) <= 12 and rated[0] not in counted.ended
     counted.driver.cancel(rated[0])
     assert verifiers[0].ended and counted.engine.kv_bytes() == 0
-
-
-def test_a_client_that_leaves_while_its_branches_are_rated_leaves_nothing() -> None:
-    counted = Counted()
-    rated = counted.add(BestOfN(n=3, max_tokens=4), "rate me", "large", Rereads())
-    while not counted.driver.under_way.works or not counted.driver.under_way.works[0].tokens > 900:
-        counted.step()
-    for _ in range(9):
-        counted.step()
-    assert counted.engine.kv_bytes() > 0
-    counted.driver.cancel(rated)
-    assert counted.engine.kv_bytes() == 0 and not counted.driver.busy
 
 
 def test_many_wide_requests_on_connections_of_their_own_leave_rows_for_a_small_one() -> None:

@@ -19,9 +19,12 @@ pytest.importorskip("openai")
 
 import httpx2
 import openai
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments.server.access import log, show_log
 from experiments.server.launch import LOCAL
+from experiments.server.service import ENDS, likely_wait
 from tests.helpers.own_server import ENDLESS, Running, running, said
 
 
@@ -63,6 +66,31 @@ def test_who_finds_no_place_is_told_when_to_come_back() -> None:
         stream.close()
         found.wait_until_free()
         assert found.client().completions.create(model="tiny", prompt="go").choices
+
+
+@given(
+    at_once=st.integers(1, 20),
+    each_s=st.floats(0.1, 60),
+    waves=st.integers(1, 50),
+    part=st.floats(0, 0.9),
+    places=st.integers(1, 40),
+)
+def test_the_wait_is_that_of_the_work_ahead(
+    at_once: int, each_s: float, waves: int, part: float, places: int
+) -> None:
+    """So many problems at once that take so long each, in a server that is always full: places are
+    free when they are told to be, but for the time of two problems."""
+    busy_since, now = 1000.0, 1000.0 + (waves + part) * each_s
+    before = [10.0, 900.0]  # of another time
+    ends = [busy_since + (wave + 1) * each_s for wave in range(waves) for _ in range(at_once)]
+    true = busy_since + (waves + -(-places // at_once)) * each_s - now
+    told = likely_wait(places, now, busy_since, [*before, *ends][-ENDS:])
+    assert true / 2 - 2 * each_s <= told <= 2 * (true + each_s)
+
+
+def test_before_any_problem_has_ended_the_wait_is_as_long_again() -> None:
+    assert likely_wait(1, 1007.0, 1000.0, [900.0]) == 7
+    assert likely_wait(3, 1007.0, 1000.0, []) == 21
 
 
 def test_places_are_left_for_addresses_that_have_none() -> None:
@@ -121,12 +149,28 @@ def test_requests_that_never_come_to_an_end_keep_nobody_away() -> None:
         assert waiting.recv(1) == b""  # closed by the server
 
 
-def test_no_more_connections_are_served_than_the_setting_says() -> None:
+@pytest.mark.slow
+def test_a_client_that_reads_nothing_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.server.web.WRITE_S", 0.2)
+    asked = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50
+    with running(header_s=300) as found:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(200)
+        connection.connect(("127.0.0.1", found.port))
+        with connection, pytest.raises(ConnectionError):
+            while True:  # until the server has closed it
+                connection.sendall(asked)
+        assert httpx2.get(f"{found.url}/health").status_code == 200
+
+
+def test_no_more_connections_are_open_than_the_setting_says() -> None:
     with running(header_s=300, max_connections=4) as found:
         with contextlib.ExitStack() as waiting:
             for _ in range(4):
                 waiting.enter_context(half_open(found.port))
-            assert httpx2.get(f"{found.url}/health").status_code == 503
+            refused = httpx2.get(f"{found.url}/health")
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "connections"
         found.wait_until(lambda: not found.web.server_state.connections)
         assert httpx2.get(f"{found.url}/health").status_code == 200
 
@@ -278,7 +322,7 @@ def test_a_search_that_breaks_fails_its_own_request_alone(shared: Running) -> No
 
 
 NOTHING_ASKED: list[dict[str, Any]] = [
-    {"tool_choice": "none", "parallel_tool_calls": True, "user": "me", "top_p": None},
+    {"tool_choice": "required", "parallel_tool_calls": True, "user": "me", "top_p": None},
     {"tools": [], "response_format": {"type": "text"}, "presence_penalty": 0, "logprobs": False},
     {"chat_template_kwargs": {"enable_thinking": False}},
 ]

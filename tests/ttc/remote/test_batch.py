@@ -71,19 +71,6 @@ class Letting:
         ]
 
 
-def test_branches_end_as_their_answers_come_and_others_take_their_rows() -> None:
-    server = Letting()
-    batch, branches = server.batch(max_rows=2), server.branches(4)
-    batch.add(branches, Step(3))
-    assert list(server.sent) == [1, 2] and len(batch) == 4
-    server.answer(2, 7, 8, 9)
-    assert batch.step() == [branches[1]] and branches[1].tokens == [2, 99, 7, 8, 9]
-    assert list(server.sent) == [1, 2, 3] and len(batch) == 3
-    server.answer(3, 7, 8, 9)
-    server.answer(1, 7, 8, 9)
-    assert set(batch.step()) == {branches[0], branches[2]} and list(server.sent) == [1, 2, 3, 4]
-
-
 def test_an_answer_that_is_too_short_is_asked_for_again_before_others() -> None:
     server = Letting()
     batch, branches = server.batch(max_rows=1), server.branches(2)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from search import (
-    Greedy,
-)
+from search import Greedy
 from tests.helpers.servers import ServedModel, connected
 from tests.helpers.thinking import circling
 from tests.search.test_loops import LETTERS, R1, solved

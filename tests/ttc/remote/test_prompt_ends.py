@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from search import (
-    solve,
-)
+from search import solve
 from tests.helpers.chains import chain
 from tests.helpers.servers import ServedModel, connected
 from tests.helpers.tokenizers import Ascii

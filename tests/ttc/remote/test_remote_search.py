@@ -154,27 +154,6 @@ def test_a_search_does_not_depend_on_the_servers_ways_nor_on_what_runs_beside_it
     assert len(set(texts)) > len(texts) // 2
 
 
-@pytest.mark.slow
-def test_greedy_searches_find_the_engines_answers() -> None:
-    with connected(ServedModel()) as backend:
-        for search, verifier in (
-            (Greedy(max_tokens=30), None),
-            (BestOfN(n=1, max_tokens=9), ConfidenceVerifier()),
-        ):
-            if verifier is not None:
-                search = BestOfN(n=1, max_tokens=9, temperature=0)
-            here = solve(search, problem=PROBLEMS, engine=local(), verifier=verifier)
-            there = solve(search, problem=PROBLEMS, engine=backend, verifier=verifier)
-            for mine, theirs in zip(here, there, strict=True):
-                assert (
-                    theirs.best is not None
-                    and mine.best is not None
-                    and theirs.best.tokens == mine.best.tokens
-                )
-                assert theirs.best.score == pytest.approx(mine.best.score, abs=1e-4)
-                assert theirs.usage.generated_tokens == mine.usage.generated_tokens
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("served", [{}, slow({"chosen": False}), {"echo": False}])
 def test_scores_are_the_engines(served: dict[str, Any]) -> None:

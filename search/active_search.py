@@ -14,7 +14,7 @@ from search.recorded_tree import RecordedTree, pruned
 from search.selection import answer_of, best_first, by_path, with_answer
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator
-from ttc.protocols import Append, Expand, Handoff, Rate
+from ttc.protocols import Append, Expand, Handoff, Rate, Release, Vary
 from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
 from ttc.step import Step, Thinking
@@ -22,12 +22,7 @@ from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage
 
-USES: dict[type, str] = {
-    Append: "appended to",
-    Handoff: "handed on",
-    Rate: "rated",
-    Expand: "expanded",
-}
+USES = {Append: "appended to", Handoff: "handed on", Rate: "rated", Expand: "expanded"}
 """What a search has done with the branches of a request, in the words of a message."""
 
 
@@ -49,27 +44,20 @@ class ActiveSearch:
     """One problem and its search under way. A driver answers `request` until `done`, and then asks
     for the `result`.
 
-    The problem:
-    root: the branch that holds its prompt.
     contained: whether an error of its search is this problem's failure, and not raised.
+    live: the branches that hold keys and values. tree, chats: the record and the conversation of
+        each branch that ever was.
+    candidates: what the search returned. unpaid: rated branches that were to be continued and for
+        which the budget paid no child; they stay candidates, though their search lets go of them.
 
-    Its branches:
-    live: those that hold keys and values.
-    tree, chats: the record and the conversation of each branch that ever was.
-    candidates: what the search returned.
-    unpaid: rated branches that were to be continued and for which the budget paid no child. They
-        stay among the candidates, though their search lets go of them.
-
-    The request under way:
-    waiting: of an `Expand`, the parents whose children are still to be made.
-    children, growing: those so far, and those whose step is under way.
+    request: what the search has asked for last. answered: how many requests were answered.
+    waiting: of an `Expand`, the parents whose children are still to be made. children, growing:
+        those so far, and those whose step is under way.
     tool_runs: the calls of tools, by what is called; equal ones are made once.
-    answered: how many requests were answered.
     told_tokens: the generated tokens that `writing` has told of.
 
-    Its end:
-    begun: whether the search has been asked for its first request.
-    over: whether it was broken off, so that no answer reaches it any more.
+    begun: whether the search has been asked for its first request. over: whether it was broken off,
+        so that no answer reaches it any more.
     error, stopped: why it has failed; what has ended it early.
     budget_raised: whether BudgetExceeded was raised in the search, which happens once.
     closing, others: the branch that the reserve is spent on, and the other candidates.
@@ -135,6 +123,7 @@ class ActiveSearch:
         return self.index, progress
 
     def _take(self, go_on: Callable[[], Request]) -> None:
+        """Let the search go on to its next request, or to its end."""
         try:
             self._go_on(go_on)
         except (Exception, SystemExit) as error:
@@ -144,22 +133,22 @@ class ActiveSearch:
 
     def _go_on(self, go_on: Callable[[], Request]) -> None:
         try:
-            self.request = go_on()
+            request = go_on()
         except StopIteration as stop:
             self.request = None
             with self._placed():
                 check_branches(stop.value, "what the search returned")
             self.candidates = list(stop.value)
-            return
         except BudgetExceeded:  # raised in the search by `run_out`, and not caught there
             if not self.budget_raised:
                 raise
             self.request = None
-            return
-        with self._placed():
-            self._check(self.request)
-        if isinstance(self.request, Expand):
-            self._begin(self.request)
+        else:
+            with self._placed():
+                self._check(request)
+            self.request = request
+            if isinstance(request, Expand):
+                self._begin(request)
 
     @contextmanager
     def _placed(self) -> Iterator[None]:
@@ -169,16 +158,22 @@ class ActiveSearch:
         except InvalidInput as error:
             raise InvalidInput(f"{error}{at(origin_of_generator(self.steps))}") from error
 
-    def _check(self, request: Any) -> None:
+    def _check(self, request: Request) -> None:
         """Raise InvalidInput for what a search may not ask for."""
         check_request(request)
-        if isinstance(request, Append | Handoff | Rate | Expand):
-            self._check_live(request)
-        if isinstance(request, Expand) and (ended := [b for b in request.branches if b.finished]):
-            raise InvalidInput(
-                f"the search expanded {ended[0]!r}, which is finished; leave finished branches "
-                "out, or Append to them"
-            )
+        if isinstance(request, Vary | Release):
+            return
+        for branch in request.branches:
+            if branch not in self.live:
+                used = USES[type(request)]
+                raise InvalidInput(
+                    f"the search {used} {branch!r} after it had released it; release it later"
+                )
+            if isinstance(request, Expand) and branch.finished:
+                raise InvalidInput(
+                    f"the search expanded {branch!r}, which is finished; leave finished branches "
+                    "out, or Append to them"
+                )
 
     def _begin(self, request: Expand) -> None:
         self.waiting, self.children = request.parents(), []
@@ -190,14 +185,6 @@ class ActiveSearch:
             self.run_out("max_calls")
         else:
             self.spending.expansions += 1
-
-    def _check_live(self, request: Append | Handoff | Rate | Expand) -> None:
-        for branch in request.branches:
-            if branch not in self.live:
-                used = USES.get(type(request), "used")
-                raise InvalidInput(
-                    f"the search {used} {branch!r} after it had released it; release it later"
-                )
 
     # ------------------------------------------------------------ budget
 
@@ -229,11 +216,6 @@ class ActiveSearch:
         limit_s = options.budget.max_wall_s
         return "max_wall_s" if limit_s is not None and self.spending.wall_s >= limit_s else None
 
-    @property
-    def can_be_overdue(self) -> bool:
-        options = self.config.options
-        return options.cancel is not None or options.budget.max_wall_s is not None
-
     # ------------------------------------------------------------ ends
 
     def cut_short(self) -> None:
@@ -252,14 +234,17 @@ class ActiveSearch:
             self.request = None
             return
         self.budget_raised = True
-        self._stand_for_parents()
+        for branch in self.live:  # an unrated one counts as the nearest rated one above it
+            above: Branch | None = branch
+            while above is not None and above.score is None:
+                above = above.parent
+            if above is not None:
+                branch.score = above.score
         limits = ", ".join(f"{name}={value}" for name, value in self.budget.limits.items())
-        spent = (
-            "this problem was cancelled"
-            if why == "cancelled"
-            else f"the budget of this problem is spent: {limits}"
-        )
-        self._take(lambda: self.steps.throw(BudgetExceeded(spent)))
+        said = f"the budget of this problem is spent: {limits}"
+        if why == "cancelled":
+            said = "this problem was cancelled"
+        self._take(lambda: self.steps.throw(BudgetExceeded(said)))
 
     def break_off(self, why: Stopped) -> list[Branch]:
         """End the search between two tokens, with what it returns now, else with its live branches
@@ -268,14 +253,11 @@ class ActiveSearch:
         A branch that was decoding keeps what it has; its last step is "interrupted". Returns the
         branches that had written nothing of their own yet, which are let go of.
         """
-        growing = self.growing
-        self.growing = []
-        self.waiting = []
+        growing, self.growing, self.waiting = self.growing, [], []
         for child in growing:
             if child.parent is not None and len(child.tokens) > len(child.parent.tokens):
                 child.end_step("interrupted")
-                child.leave_out(self.config.stops)
-                self.tree.wrote(child, child.steps[-1])
+                self._note_step(child)
         bare = [
             branch
             for branch in self.live
@@ -295,16 +277,6 @@ class ActiveSearch:
         self.begun = self.over = True
         self.request = None
         self.steps.close()
-
-    def _stand_for_parents(self) -> None:
-        """An unrated branch counts as the nearest rated one above it, which was let go of for
-        it."""
-        for branch in self.live:
-            above: Branch | None = branch
-            while above is not None and above.score is None:
-                above = above.parent
-            if above is not None:
-                branch.score = above.score
 
     def refuse(self, error: InvalidInput) -> None:
         """Raise an error in the search, which may go on without its request; else it has failed."""
@@ -373,22 +345,19 @@ class ActiveSearch:
         """The candidates in the order of their paths: what the search returned, and what a budget
         left unpaid. Of a search that was cut short, the live branches that nothing continues. Where
         none has an answer, the best finished branch that it has rated and let go of, too."""
-        chosen = self._left()
-        if not with_answer(chosen, self.case.extract):
-            ended = [b for b in self.chats if b.finished and b.score is not None]
-            chosen += best_first(with_answer(by_path(ended), self.case.extract), self.case.extract)[
-                :1
-            ]
-        return by_path(chosen)
-
-    def _left(self) -> list[Branch]:
+        extract = self.case.extract
         if self.closing is not None:
-            return [*(self.candidates or []), *self.others]
-        if self.candidates is not None:
-            return list(dict.fromkeys([*self.candidates, *self.unpaid]))
-        written = [branch for branch in self.live if branch is not self.root and branch.generated]
-        parents = {branch.parent for branch in self.live}
-        return [branch for branch in written if branch.finished or branch not in parents]
+            chosen = [*(self.candidates or []), *self.others]
+        elif self.candidates is not None:
+            chosen = list(dict.fromkeys([*self.candidates, *self.unpaid]))
+        else:
+            written = [b for b in self.live if b is not self.root and b.generated]
+            parents = {branch.parent for branch in self.live}
+            chosen = [branch for branch in written if branch.finished or branch not in parents]
+        if not with_answer(chosen, extract):
+            ended = [b for b in self.chats if b.finished and b.score is not None]
+            chosen += best_first(with_answer(by_path(ended), extract), extract)[:1]
+        return by_path(chosen)
 
     # ------------------------------------------------------------ branches
 
@@ -427,11 +396,14 @@ class ActiveSearch:
         for child in children:
             if child.step_reasons[-1] == "looped":
                 child.finish_reason = "looped"
-            child.leave_out(self.config.stops)
-            self.tree.wrote(child, child.steps[-1])
+            self._note_step(child)
         del self.waiting[: len(children)]
         self.children += children
         return children
+
+    def _note_step(self, child: Branch) -> None:
+        child.leave_out(self.config.stops)
+        self.tree.wrote(child, child.steps[-1])
 
     def count_thinking(self, child: Branch) -> None:
         """Count what a child has thought in a step that was decoded at once."""

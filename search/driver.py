@@ -135,7 +135,7 @@ class Driver:
     def postprocess(self) -> Events:
         """What the last pass has brought about: searches that end, and answers of tools."""
         for active in self.active.values():
-            if active.can_be_overdue and not active.done and (why := active.overdue):
+            if not active.done and (why := active.overdue):
                 self.expansions.stop(active)
                 self._free(active, active.break_off(why))
         yield from self._end_done()

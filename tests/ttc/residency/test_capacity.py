@@ -37,17 +37,19 @@ def test_a_cuda_device_holds_nine_tenths_of_what_it_has_free(
     assert free_device_bytes(torch.device("cpu")) is None
 
 
-@pytest.mark.parametrize("policy", [BeamGroups(), Paged(), Headwise(), Layerwise()])
-def test_the_capacity_is_read_at_every_prompt_and_step(
-    policy: Offloading, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("given_gib", [None, 1])
+@pytest.mark.parametrize("kind", [BeamGroups, Paged, Headwise, Layerwise])
+def test_the_capacity_is_read_at_every_prompt_and_step_unless_it_is_given(
+    kind: type[Offloading], given_gib: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(memory=policy)
+    engine = make_engine(memory=kind(given_gib))
+    given = given_gib and given_gib * 2**30
     with_free(64 * KIB, engine, monkeypatch)
     branch = engine.root([1, 2, 3])
-    assert engine.memory.device.budget_bytes == 64 * KIB
+    assert engine.memory.device.budget_bytes == (given or 64 * KIB)
     with_free(32 * KIB, engine, monkeypatch)
     engine.generate([branch], 2)
-    assert engine.memory.device.budget_bytes == 32 * KIB
+    assert engine.memory.device.budget_bytes == (given or 32 * KIB)
 
 
 @pytest.mark.few
@@ -62,14 +64,6 @@ def test_what_a_split_leaves_to_kv_is_not_exceeded(
         with_free(free, engine, monkeypatch)
         engine.generate([engine.root([1, 2, 3])], 2)
         assert engine.memory.device.budget_bytes == expected
-
-
-@pytest.mark.parametrize("policy", [BeamGroups(1), Paged(1), Headwise(1), Layerwise(1)])
-def test_a_given_budget_stays(policy: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(memory=policy)
-    with_free(64 * KIB, engine, monkeypatch)
-    engine.generate([engine.root([1, 2, 3])], 2)
-    assert engine.memory.device.budget_bytes == 2**30
 
 
 def test_pages_leave_at_four_fifths_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

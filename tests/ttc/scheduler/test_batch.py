@@ -129,6 +129,13 @@ def alone(ask: Ask, seed: int, index: int) -> Any:
     return found
 
 
+def assert_as_alone(requests: Sequence[Ask], groups: Sequence[Sequence[Branch]]) -> None:
+    for seed, (ask, group) in enumerate(zip(requests, groups, strict=True)):
+        for index, branch in enumerate(group):
+            *rest, figures = alone(ask, seed, index)[0]
+            assert [*seen(branch)[:-1]] == rest and list(branch.columns()) == figures
+
+
 @pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(
@@ -161,10 +168,8 @@ def test_whoever_joins_whenever_decodes_what_it_would_alone(
             tokens += 1
     branches = [branch for group in groups for branch in group]
     assert set(over) == set(branches)
+    assert_as_alone(requests, groups)
     for seed, (ask, group) in enumerate(zip(requests, groups, strict=True)):
-        for index, branch in enumerate(group):
-            *rest, figures = alone(ask, seed, index)[0]
-            assert [*seen(branch)[:-1]] == rest and list(branch.columns()) == figures
         assert group[0].usage.generated_tokens == sum(
             alone(ask, seed, i)[1] for i in range(len(group))
         )
@@ -193,8 +198,7 @@ def test_rows_join_at_the_next_token() -> None:
     batch.add(second, Step(3))
     assert (batch.step(), len(batch)) == (first[:2], 5)
     batch.add(third, Step(2))
-    while len(batch):
-        batch.step()
+    batch.finish()
     assert rows == [4, 7, 7, 7, 2, 2]
     engine.runner.forward = forward  # type: ignore[method-assign]
     assert_nothing_left(engine, [*first, *second, *third])
@@ -236,8 +240,7 @@ def test_a_plan_is_kept_from_token_to_token_and_also_when_the_tree_is_cut() -> N
     cut = engine.root([*range(1, 20), 99, 98])
     batch.step()
     assert plan is batch.plan
-    while len(batch):
-        batch.step()
+    batch.finish()
     (again,) = engine.fork(root, 1)
     engine.generate([again], 8, sampling=GREEDY)
     assert again.tokens == branch.tokens
@@ -258,8 +261,7 @@ def test_calls_wait_for_room_in_the_order_in_which_they_came() -> None:
         batch.step()
         assert not second[0].generated and not third[0].generated
     engine.release(first)
-    while len(batch):
-        batch.step()
+    batch.finish()
     assert [len(b.generated) for b in (*second, *third)] == [10, 1]
     assert_nothing_left(engine, [*second, *third])
 
@@ -311,33 +313,26 @@ def test_an_error_leaves_every_branch_with_what_it_has(monkeypatch: pytest.Monke
         assert_nothing_left(engine, [*early, *late])
 
 
-def test_a_batch_that_is_closed_in_the_middle_holds_nothing() -> None:
+@pytest.mark.parametrize("released", [False, True])
+def test_who_leaves_in_the_middle_leaves_nothing(released: bool) -> None:
+    """A batch that is closed, or branches that are released while they decode."""
     for policy in POLICIES:
         engine = make_engine(memory=policy)
-        branches, others = forked(engine, 3), forked(engine, 1)
-        batch = engine.running_batch()
-        batch.add(branches, Step(6))
-        batch.step()
-        batch.add(others, Step(4))
-        batch.close()
-        batch.close()
-        assert len(batch) == 0
-        assert_whole(engine, [*branches, *others])
-        assert_nothing_left(engine, [*branches, *others])
-
-
-def test_a_released_branch_leaves_the_batch() -> None:
-    for policy in POLICIES:
-        engine = make_engine(memory=policy)
-        branches = forked(engine, 4)
+        branches, others = forked(engine, 4), forked(engine, 1)
         batch = engine.running_batch()
         batch.add(branches, Step(5), GREEDY)
         batch.step()
-        engine.release(branches[1:3])
-        while len(batch):
-            batch.step()
-        assert branches[0].tokens == branches[3].tokens and len(branches[0].generated) == 5
-        assert_nothing_left(engine, [branches[0], branches[3]])
+        batch.add(others, Step(4))
+        if released:
+            engine.release(branches[1:3])
+            branches = branches[::3]
+            batch.finish()
+            assert branches[0].tokens == branches[1].tokens and len(branches[0].generated) == 5
+        else:
+            batch.close()
+            batch.close()
+        assert len(batch) == 0
+        assert_nothing_left(engine, [*branches, *others])
 
 
 @pytest.mark.parametrize("after", [1, 4])
@@ -416,10 +411,7 @@ def test_batches_of_one_engine_decode_what_each_would_alone(
             else:
                 batches[index].step()
             assert_whole_but_tails(engine)
-    for seed, (ask, group) in enumerate(zip(requests, groups, strict=True)):
-        for index, branch in enumerate(group):
-            *rest, figures = alone(ask, seed, index)[0]
-            assert [*seen(branch)[:-1]] == rest and list(branch.columns()) == figures
+    assert_as_alone(requests, groups)
     assert_nothing_left(engine, [branch for group in groups for branch in group])
 
 
@@ -433,8 +425,7 @@ def test_a_gate_compares_those_who_began_together() -> None:
     batch.add(others, Step(4))
     batch.step()
     batch.add(branches, Step(6))
-    while len(batch):
-        batch.step()
+    batch.finish()
     assert [(b.tokens, b.finish_reason) for b in branches] == [
         (b.tokens, b.finish_reason) for b in expected
     ]

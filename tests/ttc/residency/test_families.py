@@ -1,5 +1,5 @@
-"""Families beside those of `FAMILIES` under every policy: a prompt and tokens as plain `transformers` computes them, or a
-refusal by name."""
+"""Families beside those of `FAMILIES` under every policy: a prompt and tokens as plain `transformers`
+computes them, or a refusal by name."""
 
 from __future__ import annotations
 

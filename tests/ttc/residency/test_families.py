@@ -1,4 +1,4 @@
-"""Families beside those of `FAMILIES` under every policy: a prompt and tokens as plain `transformers`
+"""Families beside those of `FAMILIES` under every policy: a prompt and tokens as `transformers`
 computes them, or a refusal by name."""
 
 from __future__ import annotations

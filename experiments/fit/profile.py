@@ -103,38 +103,28 @@ def measure(arguments: argparse.Namespace) -> None:
 def report(profile: Profile) -> str:
     """Markdown: a column for each device, and the link."""
     devices = list(profile.devices.values())
-    rows: dict[str, Callable[[DeviceProfile], str]] = {
-        "read bandwidth, GB/s": lambda d: f"{d.bandwidth / 1e9:.1f}",
-        "last cache, MiB": lambda d: f"{d.l3_bytes / 2**20:.0f}",
-        "its bandwidth, GB/s": lambda d: f"{d.l3_bandwidth / 1e9:.1f}",
-        "a block's overhead, ms": lambda d: f"{d.block_overhead_s * 1e3:.3f}",
-        "a pass's overhead, ms": lambda d: f"{d.pass_overhead_s * 1e3:.3f}",
-        "a branch between two passes, µs": lambda d: f"{d.row_s * 1e6:.0f}",
-        "and 1,000 logits of it, µs": lambda d: f"{d.logit_s * 1e9:.1f}",
-        "a step's beginning and end, ms": lambda d: f"{d.step_s * 1e3:.1f}",
-    }
-    lines = [[what, *map(cell, devices)] for what, cell in rows.items()]
-    for n in devices[0].block_overheads:
-        lines.append(
-            [
-                f"a block's overhead, ms, rows: {n}",
-                *(f"{d.block_overheads[n] * 1e3:.3f}" for d in devices),
-            ]
-        )
-    for n in devices[0].head_s:
-        cells = [f"{d.head_s[n] * 1e9:.2f}" for d in devices]
-        lines.append([f"1,000 numbers of a row's heads, µs, rows: {n}", *cells])
-    for n in devices[0].flops:
-        lines.append(
-            [f"GFLOP/s of products, rows: {n}", *(f"{d.flops[n] / 1e9:.0f}" for d in devices)]
-        )
-    for n in devices[0].attention_flops:
-        lines.append(
-            [
-                f"GFLOP/s of attention, rows: {n}",
-                *(f"{d.attention_flops[n] / 1e9:.0f}" for d in devices),
-            ]
-        )
+    first = devices[0]
+    rows: list[tuple[str, str, Callable[[DeviceProfile], float]]] = [
+        ("read bandwidth, GB/s", ".1f", lambda d: d.bandwidth / 1e9),
+        ("last cache, MiB", ".0f", lambda d: d.l3_bytes / 2**20),
+        ("its bandwidth, GB/s", ".1f", lambda d: d.l3_bandwidth / 1e9),
+        ("a block's overhead, ms", ".3f", lambda d: d.block_overhead_s * 1e3),
+        ("a pass's overhead, ms", ".3f", lambda d: d.pass_overhead_s * 1e3),
+        ("a branch between two passes, µs", ".0f", lambda d: d.row_s * 1e6),
+        ("and 1,000 logits of it, µs", ".1f", lambda d: d.logit_s * 1e9),
+        ("a step's beginning and end, ms", ".1f", lambda d: d.step_s * 1e3),
+    ]
+    by_rows: list[tuple[str, str, float, str]] = [
+        ("a block's overhead, ms", ".3f", 1e3, "block_overheads"),
+        ("1,000 numbers of a row's heads, µs", ".2f", 1e9, "head_s"),
+        ("GFLOP/s of products", ".0f", 1e-9, "flops"),
+        ("GFLOP/s of attention", ".0f", 1e-9, "attention_flops"),
+    ]
+    lines = [[what, *(f"{of(d):{form}}" for d in devices)] for what, form, of in rows]
+    for what, form, scale, name in by_rows:
+        for n in getattr(first, name):
+            cells = (f"{getattr(d, name)[n] * scale:{form}}" for d in devices)
+            lines.append([f"{what}, rows: {n}", *cells])
     link = profile.link
     to_device = (
         f"{link.to_device_bandwidth / 1e9:.1f} GB/s and {link.to_device_latency_s * 1e6:.0f} µs to "

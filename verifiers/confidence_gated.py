@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
 from ttc.backend import Backend, Need
 from ttc.calibration.gate_calibration import GateCalibration, Threshold
-from ttc.checks import Options, check_kind
+from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError, number_of
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
-from ttc.protocols import Forgets, Priced, Verifier, children_price, score_range
+from ttc.protocols import Verifier, score_range
 from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
+from verifiers.ensemble import Combined
 
 
 @dataclass
-class ConfidenceGatedVerifier(Options):
+class ConfidenceGatedVerifier(Combined):
     """Rates a problem's branches by their p where p is decisive, else by `inner`. Approximate.
 
     At the first rating of a problem (all branches with one `root_id`) it is skipped when max p >=
@@ -55,9 +56,12 @@ class ConfidenceGatedVerifier(Options):
         if isinstance(self.inner, ConfidenceGatedVerifier):
             raise InvalidInput("the inner verifier is a confidence gate itself; give its own")
 
+    def verifiers(self) -> Sequence[Verifier]:
+        return [self.inner]
+
     @property
     def needs(self) -> tuple[Need, ...]:
-        return ("logprobs", *getattr(self.inner, "needs", ()))
+        return ("logprobs", *super().needs)
 
     @property
     def score_range(self) -> tuple[float, float] | None:
@@ -92,20 +96,6 @@ class ConfidenceGatedVerifier(Options):
         for rows in skipped:
             branches[rows[0]].usage.verifications_skipped += 1
         return scores
-
-    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        if not isinstance(self.inner, Priced):
-            return 0
-        return self.inner.price(branches, questions, backend)
-
-    def children_price(
-        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
-    ) -> int:
-        return children_price(self.inner, parent, question, backend, tokens, count)
-
-    def released(self, branches: Sequence[Branch]) -> None:
-        if isinstance(self.inner, Forgets):
-            self.inner.released(branches)
 
     def _skips(self, branch: Branch, p: Sequence[float]) -> bool:
         """The decision for a branch's problem, forgotten when the problem is."""

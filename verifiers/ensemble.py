@@ -21,8 +21,34 @@ JOINS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
+class Combined(Options):
+    """A verifier made of others, which needs, costs and forgets what they do."""
+
+    def verifiers(self) -> Sequence[Verifier]:
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return tuple(need for part in self.verifiers() for need in getattr(part, "needs", ()))
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        priced = [part for part in self.verifiers() if isinstance(part, Priced)]
+        return sum(part.price(branches, questions, backend) for part in priced)
+
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        asked = parent, question, backend, tokens, count
+        return sum(children_price(part, *asked) for part in self.verifiers())
+
+    def released(self, branches: Sequence[Branch]) -> None:
+        for part in self.verifiers():
+            if isinstance(part, Forgets):
+                part.released(branches)
+
+
 @dataclass
-class EnsembleVerifier(Options):
+class EnsembleVerifier(Combined):
     """The mean or the smallest of what several verifiers say: one score per branch.
 
     parts: the verifiers; their scores should have one scale, as probabilities have. how: "mean" or
@@ -46,9 +72,8 @@ class EnsembleVerifier(Options):
         if not self.parts:
             raise InvalidInput("an ensemble has no parts; give at least one verifier")
 
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return tuple(need for part in self.parts for need in getattr(part, "needs", ()))
+    def verifiers(self) -> Sequence[Verifier]:
+        return self.parts
 
     @property
     def score_range(self) -> tuple[float, float] | None:
@@ -70,18 +95,3 @@ class EnsembleVerifier(Options):
                 )
             columns.append([JOINS[self.steps](scores) for scores in rated])
         return [[JOINS[self.how](row)] for row in zip(*columns, strict=True)]
-
-    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        priced = [part for part in self.parts if isinstance(part, Priced)]
-        return sum(part.price(branches, questions, backend) for part in priced)
-
-    def children_price(
-        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
-    ) -> int:
-        asked = parent, question, backend, tokens, count
-        return sum(children_price(part, *asked) for part in self.parts)
-
-    def released(self, branches: Sequence[Branch]) -> None:
-        for part in self.parts:
-            if isinstance(part, Forgets):
-                part.released(branches)

@@ -196,11 +196,6 @@ def test_what_is_no_threshold_is_refused(name: str, value: Any) -> None:
         ConfidenceGatedVerifier(Inner(), **{name: value})
 
 
-def test_a_gate_in_a_gate_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="gate itself"):
-        ConfidenceGatedVerifier(ConfidenceGatedVerifier(Inner()))
-
-
 def test_a_calibration_takes_the_place_of_the_thresholds() -> None:
     found = calibrate([Observation(0.7, 0.3, True)], model="m", dataset="d")
     gate = ConfidenceGatedVerifier(Inner(), tau_conf=0.1, r_gap=0.1, calibration=found)

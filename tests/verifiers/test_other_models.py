@@ -241,15 +241,6 @@ def test_what_a_verifier_writes_is_as_its_models_generation_config_asks() -> Non
     LLMJudge((model, digits), grades=3).mirror(policy())
 
 
-def test_samples_of_thinkprm_need_a_temperature() -> None:
-    with pytest.raises(InvalidInput, match="samples=4 would all be the same"):
-        ThinkPRM("x", samples=4)
-    with pytest.raises(InvalidInput, match="max_tokens=0 must be at least 1"):
-        ThinkPRM("x", max_tokens=0)
-    with pytest.raises(InvalidInput, match="grades=10"):
-        LLMJudge(grades=10)
-
-
 # ---------------------------------------------------------------- checkpoints as published
 
 

@@ -24,8 +24,11 @@ from verifiers import (
     ConfidenceVerifier,
     EnsembleVerifier,
     LLMJudge,
+    LLMVerifier,
     QwenPRM,
     SelfVerifier,
+    ThinkPRM,
+    Tournament,
 )
 from verifiers.equations import find_equations
 from verifiers.side_branches import shares
@@ -212,13 +215,40 @@ def test_powers_of_powers_are_not_computed() -> None:
     assert [e.holds for e in find_equations("(2^3)^2 = 64")] == [True]
 
 
-def test_weights_are_checked() -> None:
-    with pytest.raises(InvalidInput, match=r"wrong=1\.5"):
-        ArithmeticVerifier(wrong=1.5)
-    with pytest.raises(InvalidInput, match="entropy"):
-        ConfidenceVerifier("entropy")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="empty"):
-        SelfVerifier(" ")
+RULES = ArithmeticVerifier()
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (ArithmeticVerifier, {"wrong": 1.5}, r"wrong=1\.5"),
+    (ConfidenceVerifier, {"metric": "entropy"}, "entropy"),
+    (SelfVerifier, {"question": " "}, "empty"),
+    (SelfVerifier, {"question": None}, "question=None is of type NoneType; give text"),
+    (SelfVerifier, {"thoughts": False}, "give fresh=True too"),
+    (EnsembleVerifier, {"parts": []}, "no parts"),
+    (EnsembleVerifier, {"parts": [RULES], "how": "median"}, "how='median' is unknown"),
+    (EnsembleVerifier, {"parts": RULES}, "is of type ArithmeticVerifier; give a list of veri"),
+    (EnsembleVerifier, {"parts": ["self"]}, r"parts=\['self'\] is of type list; give a list of"),
+    (ConfidenceGatedVerifier, {"inner": "self"}, "inner='self' is of type str; give a verifier"),
+    (ConfidenceGatedVerifier, {"inner": ConfidenceGatedVerifier(RULES)}, "gate itself"),
+    (LLMJudge, {"rubric": None}, "rubric=None is of type NoneType; give text"),
+    (LLMJudge, {"grades": "5"}, "grades='5' is of type str; give a whole number"),
+    (LLMJudge, {"grades": 10}, "grades=10"),
+    (QwenPRM, {"separator": None}, "separator=None is of type NoneType; give text"),
+    (ThinkPRM, {"samples": 4}, "samples=4 would all be the same"),
+    (ThinkPRM, {"max_tokens": 0}, "max_tokens=0 must be at least 1"),
+    (LLMVerifier, {"criteria": ()}, "criteria is empty"),
+    (LLMVerifier, {"criteria": "right?"}, "criteria='right.' is of type str"),
+    (LLMVerifier, {"grades": 27}, "grades=27 must be from 2 to 26"),
+    (LLMVerifier, {"repeats": 4}, "repeats=4 would all be the same with max_tokens=0"),
+    (Tournament, {"repeats": 2, "max_tokens": 9, "temperature": 0}, "temperature=0"),
+    (Tournament, {"max_tokens": -1}, "max_tokens=-1"),
+    (Tournament, {"opponents": 0}, "opponents=0"),
+    (Tournament, {"criterion": " "}, "criterion is empty"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "message"), REFUSED)
+def test_wrong_settings_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        kind(**settings)
 
 
 def test_confidence_is_a_mean_per_step() -> None:
@@ -274,29 +304,6 @@ def test_a_tokenizer_without_yes_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **_: [1, 2])
     with pytest.raises(UnsupportedModel, match="'yes'"):
         SelfVerifier("is it right ?").rate([engine.root([9, 10])], [""], engine)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SelfVerifier(question=None), "question=None is of type NoneType; give text"),
-        (
-            lambda: EnsembleVerifier(ArithmeticVerifier()),
-            "parts=.* is of type ArithmeticVerifier; give a list of veri",
-        ),
-        (
-            lambda: EnsembleVerifier(["arithmetic"]),
-            r"parts=\['arithmetic'\] is of type list; give a list of verifiers",
-        ),
-        (lambda: ConfidenceGatedVerifier("self"), "inner='self' is of type str; give a verifier"),
-        (lambda: LLMJudge(rubric=None), "rubric=None is of type NoneType; give text"),
-        (lambda: LLMJudge(grades="5"), "grades='5' is of type str; give a whole number"),
-        (lambda: QwenPRM("x", separator=None), "separator=None is of type NoneType; give text"),
-    ],
-)
-def test_what_no_verifier_can_be_made_of_is_named(make: Any, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        make()
 
 
 def test_the_range_of_confidences_is_that_of_probabilities_or_of_their_logarithms() -> None:

@@ -37,7 +37,14 @@ from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, Paged, UnsupportedModel
 from ttc.approximate.early_exit import EarlyExit, EntropyRule
 from ttc.model.check.model_check import CHECK_TOKENS
+from ttc.tree.branch import Branch
 from verifiers import SelfVerifier
+
+
+def llama(**options: Any) -> tuple[Engine, list[Branch], list[list[int]]]:
+    engine = Engine(build("llama"), Letters(), **options)
+    return engine, *problems(engine)
+
 
 # -------------------------------------------------------------------- against plain transformers
 
@@ -150,8 +157,7 @@ def test_who_has_settled_waits_for_its_problem_whatever_its_entropy_does_since()
 
 
 def test_a_problems_only_branch_has_no_order() -> None:
-    engine = Engine(build("llama"), Letters())
-    branches, given = problems(engine)
+    engine, branches, given = llama()
     _, report = ask(engine, branches[2:], given[2:], EarlyExit("ranking", l_min=1, patience=1))
     assert report.depths == [LAYERS, 1, 1]
 
@@ -197,13 +203,9 @@ KIB = 1 / 2**20
     ],
 )
 def test_exits_over_every_residency_policy(policy: Any) -> None:
-    resident, engine = (
-        Engine(build("llama"), Letters()),
-        Engine(build("llama"), Letters(), memory=policy),
-    )
     exit = EarlyExit(theta=4.0, eps=0.3)
-    expected, one = ask(resident, *problems(resident), exit)
-    branches, given = problems(engine)
+    expected, one = ask(*llama(), exit)
+    engine, branches, given = llama(memory=policy)
     before = list(engine.memory.live)
     found, report = ask(engine, branches, given, exit)
     assert len(set(one.depths)) > 1 and report == one
@@ -223,8 +225,7 @@ def test_exits_over_every_residency_policy(policy: Any) -> None:
     "exit", [NEVER, ALWAYS, EarlyExit(theta=4.0, eps=0.3), EarlyExit("ranking", patience=1)]
 )
 def test_nothing_is_left_behind(exit: EarlyExit) -> None:
-    engine = Engine(build("llama"), Letters())
-    branches, given = problems(engine)
+    engine, branches, given = llama()
     tokens = [b.tokens[:] for b in branches]
     before = engine.kv_bytes(), len(engine.tree.segments())
     ask(engine, branches, given, exit)
@@ -233,8 +234,7 @@ def test_nothing_is_left_behind(exit: EarlyExit) -> None:
     assert [b.tokens for b in branches] == tokens
     # a run that was cut off is not found by one that needs all of its layers
     engine.extend(branches, given).result()
-    expected = Engine(build("llama"), Letters())
-    others, _ = problems(expected)
+    expected, others, _ = llama()
     expected.extend(others, given).result()
     assert ask(engine, branches, [[]] * 5, None) == ask(expected, others, [[]] * 5, None)
     engine.release(branches)
@@ -257,8 +257,7 @@ def test_a_failing_layer_leaves_nothing_behind(layer: int) -> None:
 
 
 def test_a_layers_own_wrapper_is_used_and_put_back() -> None:
-    engine = Engine(build("llama"), Letters())
-    branches, given = problems(engine)
+    engine, branches, given = llama()
     layer, calls = engine.model.model.layers[3], []
     original = layer.forward
 
@@ -280,8 +279,7 @@ def test_a_layers_own_wrapper_is_used_and_put_back() -> None:
 
 
 def test_what_is_counted() -> None:
-    engine = Engine(build("llama"), Letters())
-    branches, given = problems(engine)
+    engine, branches, given = llama()
     exit = EarlyExit(theta=4.0, eps=0.3)
     before = [branches[i].usage.verifier_tokens for i in (0, 3)]
     _, report = ask(engine, branches, given, exit)
@@ -336,8 +334,7 @@ def test_bad_calls_are_named() -> None:
 
 
 def test_a_model_whose_lens_is_not_its_end_is_refused() -> None:
-    engine = Engine(build("llama"), Letters())
-    branches, given = problems(engine)
+    engine, branches, given = llama()
     hook = engine.model.lm_head.register_forward_hook(lambda module, args, out: out * out.shape[1])
     with pytest.raises(UnsupportedModel, match="LlamaForCausalLM gives other logits"):
         ask(engine, branches, given, ALWAYS)

@@ -39,6 +39,16 @@ def similar(**settings: Any) -> Sharing:
     return Sharing("similar", **({"probe_layers": 2} | settings))
 
 
+def varied(
+    prompts: list[str], suffixes: list[str] | None = None, root: str = ROOT, **settings: Any
+) -> tuple[Engine, Branch, list[Branch]]:
+    """Variants of a root, where similar ones stand on its prompt."""
+    engine = make_engine(LAYERS, 256, sharing=similar(**settings))
+    branch = engine.root(text(root))
+    own = None if suffixes is None else list(map(text, suffixes))
+    return engine, branch, engine.variants(branch, list(map(text, prompts)), own).result()
+
+
 # ---------------------------------------------------------------- variants
 
 
@@ -121,32 +131,17 @@ def test_without_sharing_every_fork_computes_its_prompt() -> None:
     assert engine.kv_bytes() == 0
 
 
-def test_sharing_changes_no_sample() -> None:
-    tokens = []
-    for rule in ("exact", "none"):
-        engine = make_engine(LAYERS, 256, sharing=Sharing(rule))
-        branches = engine.fork(engine.root(text(ROOT), seed=7), 4)
-        engine.generate(branches, 12)
-        again = engine.fork(branches[1], 2)
-        engine.generate(again, 6)
-        tokens.append([b.tokens for b in branches + again])
-    assert tokens[0] == tokens[1]
-
-
 # ---------------------------------------------------------------- similar prompts
 
 
 def test_a_similar_variant_stands_on_the_roots_prompt_and_says_so() -> None:
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
-    root = engine.root(text(ROOT))
-    before = root.usage.prompt_tokens
-    (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")]).result()
+    engine, root, (branch,) = varied([REWORDED], [" So"], tau=-1)
     assert branch.tokens == text(ROOT + " So")
     assert branch.substituted is not None and branch.substituted.prompt == text(REWORDED)
     assert -1 <= branch.substituted.similarity <= 1
     same, rows = len("A farm has 12 hens and 3 cows. "), len(REWORDED) - 1
     assert root.usage.substituted_tokens == rows - same
-    assert root.usage.prompt_tokens == before + len(" So")
+    assert root.usage.prompt_tokens == len(ROOT) - 1 + len(" So")
     window = (len(ROOT) - 1) - (same - CONTEXT)
     assert root.usage.probe_layer_rows == 2 * (rows - same) + 2 * window
     assert engine.fork(branch, 1)[0].substituted == branch.substituted
@@ -154,9 +149,7 @@ def test_a_similar_variant_stands_on_the_roots_prompt_and_says_so() -> None:
 
 
 def test_equal_variants_are_probed_once_and_count_each() -> None:
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
-    root = engine.root(text(ROOT))
-    branches = engine.variants(root, [text(REWORDED)] * 3).result()
+    _, root, branches = varied([REWORDED] * 3, tau=-1)
     same, rows = len("A farm has 12 hens and 3 cows. "), len(REWORDED) - 1
     assert [branch.tokens for branch in branches] == [text(ROOT)] * 3
     assert root.usage.substituted_tokens == 3 * (rows - same)
@@ -165,21 +158,14 @@ def test_equal_variants_are_probed_once_and_count_each() -> None:
 
 
 def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=2))
-    plain = make_engine(LAYERS, 256)
-    for e in (engine, plain):
-        root = e.root(text(ROOT))
-        (branch,) = e.variants(root, [text(REWORDED)], [text(" So")]).result()
-        assert branch.substituted is None and branch.tokens == text(REWORDED + " So")
-        goes_on_like_plain(e, [branch])
-        assert root.usage.substituted_tokens == 0
-        e.release([root, branch])
-        assert e.kv_bytes() == 0
-        prompt_tokens = root.usage.prompt_tokens
-        if e is engine:
-            assert root.usage.probe_layer_rows == 2 * (root.usage.probe_layer_rows // 2) > 0
-            probed = prompt_tokens
-    assert probed == prompt_tokens
+    engine, root, (branch,) = varied([REWORDED], [" So"], tau=2)
+    assert branch.substituted is None and branch.tokens == text(REWORDED + " So")
+    goes_on_like_plain(engine, [branch])
+    assert root.usage.substituted_tokens == 0 and root.usage.probe_layer_rows > 0
+    same = len("A farm has 12 hens and 3 cows. ")
+    assert root.usage.prompt_tokens == len(ROOT) - 1 + len(REWORDED + " So") - 1 - same
+    engine.release([root, branch])
+    assert engine.kv_bytes() == 0
 
 
 @pytest.mark.few(1)
@@ -190,10 +176,7 @@ def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
 @pytest.mark.parametrize("alpha", [1.5, -6.0])
 def test_sigma_is_equation_2_over_the_probed_layers(alpha: float, pooling: str, words: str) -> None:
     """Against the hidden states of plain transformers, of each prompt alone."""
-    engine = make_engine(
-        LAYERS, 256, sharing=similar(tau=-1, pooling=pooling, alpha=alpha, same_numbers=False)
-    )
-    (branch,) = engine.variants(engine.root(text(ROOT)), [text(words)]).result()
+    *_, (branch,) = varied([words], tau=-1, pooling=pooling, alpha=alpha, same_numbers=False)
     plain = small(LAYERS, 256)
     regions = differing(text(ROOT)[:-1], text(words)[:-1])
     picked = []
@@ -226,11 +209,7 @@ def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_the_same_prompt_is_no_substitution() -> None:
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
-    root = engine.root(text(ROOT))
-    branches = engine.variants(
-        root, [text(ROOT), text(ROOT[:-1] + "!")], [text(" So"), []]
-    ).result()
+    engine, root, branches = varied([ROOT, ROOT[:-1] + "!"], [" So", ""], tau=-1)
     assert [b.substituted for b in branches] == [None, None]
     assert branches[1].tokens == text(ROOT[:-1] + "!")
     assert root.usage.probe_layer_rows == 0
@@ -238,21 +217,14 @@ def test_the_same_prompt_is_no_substitution() -> None:
 
 
 def test_the_gate_decides_each_variant_alone() -> None:
-    others = [
-        text(REWORDED),
-        text("Count all the legs of 12 hens, 3 cows."),
-        text("3 cows, 12 hens: legs?"),
-    ]
+    others = [REWORDED, "Count all the legs of 12 hens, 3 cows.", "3 cows, 12 hens: legs?"]
     found = []
     for batch in ([others], [[o] for o in others]):
-        engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
-        root = engine.root(text(ROOT))
-        branches = [b for prompts in batch for b in engine.variants(root, prompts).result()]
+        branches = [b for prompts in batch for b in varied(prompts, tau=-1)[2]]
         found.append([b.substituted.similarity for b in branches if b.substituted])
     assert found[0] == pytest.approx(found[1], abs=1e-5)
     middle = sorted(found[0])[1]
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=middle - 1e-4))
-    branches = engine.variants(engine.root(text(ROOT)), [*others, others[0]]).result()
+    engine, _, branches = varied([*others, others[0]], tau=middle - 1e-4)
     taken = [b.substituted is not None for b in branches]
     assert taken == [s >= middle for s in found[0]] + [found[0][0] >= middle]
     goes_on_like_plain(engine, branches)
@@ -333,22 +305,15 @@ def test_company_in_the_tree_decides_nothing() -> None:
     for tau in (-1.0, 2.0):
         together = make_engine(LAYERS, 256, sharing=similar(tau=tau, same_numbers=False))
         roots = together.roots([text(first), text(second)]).result()
-        held = make_engine(LAYERS, 256, sharing=similar(tau=2.0))  # nothing is substituted here
-        assert (
-            held.variants(held.root(text(first)), [text(head + first)]).result()[0].substituted
-            is None
-        )
         company = together.root(text(head + first + " Say it."))  # stands in the tree meanwhile
         found = [
             together.variants(r, [text(head + q)]).result()[0]
             for r, q in zip(roots, (first, second), strict=True)
         ]
-        alone = []
-        for words in (first, second):
-            engine = make_engine(LAYERS, 256, sharing=similar(tau=tau, same_numbers=False))
-            alone.append(
-                engine.variants(engine.root(text(words)), [text(head + words)]).result()[0]
-            )
+        alone = [
+            varied([head + words], root=words, tau=tau, same_numbers=False)[2][0]
+            for words in (first, second)
+        ]
         assert [b.substituted is None for b in found] == [b.substituted is None for b in alone]
         for one, other in zip(found, alone, strict=True):
             assert one.tokens == other.tokens
@@ -362,34 +327,27 @@ def test_company_in_the_tree_decides_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [ROOT[:30], ROOT[:1]])
 def test_a_variant_that_the_root_begins_with_is_no_substitution(words: str) -> None:
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
-    root = engine.root(text(ROOT))
-    short, reworded = engine.variants(root, [text(words), text(REWORDED)]).result()
-    assert (short.substituted, short.tokens) == (
-        None,
-        text(words),
-    ) and reworded.substituted is not None
+    engine, _, (short, reworded) = varied([words, REWORDED], tau=-1)
+    assert (short.substituted, short.tokens) == (None, text(words))
+    assert reworded.substituted is not None
     goes_on_like_plain(engine, [short, reworded])
-    single = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=False))
-    (branch,) = single.variants(single.root(text("A")), [text("B farm")]).result()
+    *_, (branch,) = varied(["B farm"], root="A", tau=-1, same_numbers=False)
     assert branch.substituted is None
 
 
 def test_a_prompt_that_would_not_fit_is_not_put_in_place() -> None:
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=False))
-    root = engine.root(text("x" * 100 + ROOT * 2 + "y" * 35))
-    short = text("x" * 100 + REWORDED)
+    long, short = "x" * 100 + ROOT * 2 + "y" * 35, "x" * 100 + REWORDED
+    ends = ["so", "therefore.."]
+    engine, root, (fits, kept) = varied([short] * 2, ends, long, tau=-1, same_numbers=False)
     assert len(root.tokens) == 245
-    fits, kept = engine.variants(root, [short, short], [text("so"), text("therefore..")]).result()
     assert fits.substituted is not None and kept.substituted is None
     assert len(fits.tokens) == 247 and len(kept.tokens) == len(short) + 11
     goes_on_like_plain(engine, [fits, kept])
 
 
 def test_same_numbers_reads_whole_numbers() -> None:
-    for same_numbers in (True, False):
-        engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=same_numbers))
-        for one, other in (("1.5 l", "5.1 l"), ("-3 is it", "3 is it"), ("1,200 m", "1,002 m")):
-            root, changed = (text(f"He has {words}. ok?") for words in (one, other))
-            (branch,) = engine.variants(engine.root(root), [changed]).result()
+    for one, other in (("1.5 l", "5.1 l"), ("-3 is it", "3 is it"), ("1,200 m", "1,002 m")):
+        root, changed = (f"He has {words}. ok?" for words in (one, other))
+        for same_numbers in (True, False):
+            *_, (branch,) = varied([changed], root=root, tau=-1, same_numbers=same_numbers)
             assert (branch.substituted is None) == same_numbers

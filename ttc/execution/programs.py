@@ -21,7 +21,13 @@ from annotated_types import Ge, Interval
 
 from ttc.checks import Options, PositiveInt
 from ttc.errors import TTCError
-from ttc.execution.sandbox import ENVIRONMENT, protections, readable_paths, wrapped
+from ttc.execution.sandbox import (
+    ENVIRONMENT,
+    fixed_addresses,
+    protections,
+    readable_paths,
+    wrapped,
+)
 from ttc.execution.values import decoded, encoded
 
 START_S = 60.0
@@ -72,8 +78,10 @@ def check_sandbox() -> None:
 
 
 class Worker:
-    """One process in the sandbox. Standard output is read by `output` where `listens`, else
-    dropped."""
+    """One process in the sandbox. Used by one thread at a time.
+
+    Standard input is `stdin`, standard output is read by `output` where `listens`, else dropped.
+    """
 
     def __init__(
         self, task: Mapping[str, Any], limits: Limits, stdin: IO[bytes] | None, listens: bool
@@ -87,20 +95,21 @@ class Worker:
         self._requests, self._replies = ours_out, ours_in
         os.set_blocking(ours_out, False)
         program = str(Path(__file__).with_name("worker.py"))
-        pipes = map(str, (theirs_in, theirs_out))
+        pipes = [f"{pipe:5}" for pipe in (theirs_in, theirs_out)]  # as long for each number
         words = [sys.executable, "-s", "-P", "-S", "-B", program, *pipes]
         no_process = "no process can be started to run a program: {}"
         try:
-            self.process = subprocess.Popen(
-                wrapped(words, readable),
-                stdin=stdin or subprocess.DEVNULL,
-                stdout=subprocess.PIPE if listens else subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs_in, theirs_out),
-                start_new_session=True,
-                env=ENVIRONMENT,
-                cwd="/",
-            )
+            with fixed_addresses():
+                self.process = subprocess.Popen(
+                    wrapped(words, readable),
+                    stdin=stdin or subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if listens else subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs_in, theirs_out),
+                    start_new_session=True,
+                    env=ENVIRONMENT,
+                    cwd="/",
+                )
         except OSError as error:
             os.close(ours_out)
             os.close(ours_in)
@@ -120,13 +129,17 @@ class Worker:
         """Send a message. A process that does not take it in time is ended, as `receive` tells."""
         data = memoryview(json.dumps(message).encode() + b"\n")
         until = time.monotonic() + (wall_s or self.limits.wall_s)
-        with selectors.DefaultSelector() as selector, suppress(OSError):  # where it has ended
+        with selectors.DefaultSelector() as selector:
             selector.register(self._requests, selectors.EVENT_WRITE)
             while data:
                 if not selector.select(max(0.0, until - time.monotonic())):
                     return self.close()
-                with suppress(BlockingIOError):
+                try:
                     data = data[os.write(self._requests, data) :]
+                except BlockingIOError:
+                    continue
+                except OSError:  # it has ended
+                    return None
 
     def receive(self, wall_s: float) -> dict[str, Any]:
         """The next message; {"error": why} where none comes. The program may have written it, so

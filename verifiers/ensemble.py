@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Interval
 
 from ttc.backend import Backend, Need
-from ttc.checks import Options, check_kind
+from ttc.checks import Options, check_kind, check_one_each
 from ttc.errors import InvalidInput, VerifierError
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Forgets, Priced, Verifier, children_price, score_range
@@ -53,6 +56,9 @@ class EnsembleVerifier(Combined):
 
     parts: the verifiers; their scores should have one scale, as probabilities have. how: "mean" or
     "min". steps: how a part's step scores become one: "last", "min" or "mean".
+    accuracies: how often each part was right on held-out problems, between 0 and 1; the mean then
+    weighs part i by log(p_i / (1 - p_i)), the weights of the best vote of independent judges
+    (Nitzan and Paroush, 1982), and by 0 where p_i is at most 1/2. None for equal weights.
 
     Rates: as its parts do: the mean or the smallest of their scores.
     Cost: the sum of theirs.
@@ -62,6 +68,7 @@ class EnsembleVerifier(Combined):
     parts: Sequence[Verifier]
     how: Literal["mean", "min"] = "mean"
     steps: Literal["last", "min", "mean"] = "last"
+    accuracies: Sequence[Annotated[float, Interval(gt=0, lt=1)]] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +78,23 @@ class EnsembleVerifier(Combined):
         check_kind("parts", self.parts, fits, "a list of verifiers")
         if not self.parts:
             raise InvalidInput("an ensemble has no parts; give at least one verifier")
+        if (given := self.accuracies) is None:
+            return
+        check_one_each(len(self.parts), "parts", len(given), "accuracies")
+        if self.how != "mean":
+            raise InvalidInput(f"accuracies weigh a mean, and how={self.how!r}; leave one out")
+        if max(given) <= 0.5:
+            raise InvalidInput(
+                f"no part with accuracies={list(given)} is right more often than wrong, so none "
+                "has a weight; use other parts"
+            )
+
+    @property
+    def weights(self) -> list[float]:
+        if self.accuracies is None:
+            return [1 / len(self.parts)] * len(self.parts)
+        odds = [max(0.0, math.log(p / (1 - p))) for p in self.accuracies]
+        return [each / sum(odds) for each in odds]
 
     def verifiers(self) -> Sequence[Verifier]:
         return self.parts
@@ -94,4 +118,9 @@ class EnsembleVerifier(Combined):
                     f"{type(part).__name__} did not rate all branches ({len(branches)})"
                 )
             columns.append([JOINS[self.steps](scores) for scores in rated])
-        return [[JOINS[self.how](row)] for row in zip(*columns, strict=True)]
+        return [[self._joined(row)] for row in zip(*columns, strict=True)]
+
+    def _joined(self, scores: Sequence[float]) -> float:
+        if self.accuracies is None:
+            return JOINS[self.how](scores)
+        return sum(w * score for w, score in zip(self.weights, scores, strict=True))

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.loading.load import load
+from ttc.model.loading.load import load, load_headed
 from ttc.model.loading.reward_heads import HeadedModel
-from ttc.model.packed_linear import pack_linears
+from ttc.model.packed_linear import PackedLinear, pack_linears
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import read_apart
 
@@ -99,15 +99,37 @@ class ValueHead(RewardModel):
 
     # ---------------------------------------------------------------- files
 
-    def save(self, folder: str | Path, *, base: str) -> None:
-        """Write the head, a few KB, and what `ValueHead(model=folder)` needs beside it. base: the
-        model below the head, by alias, folder or hub id."""
+    def save(self, folder: str | Path, *, base: str | None = None) -> None:
+        """Write a folder that `ValueHead(model=folder)` loads.
+
+        base: the model below the head, by alias, folder or hub id; then the head alone is written,
+        a few KB. Without it the whole token classifier is written with its tokenizer, as by TRL.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = self.head.state_dict().items()
-        save_file({f"score.{k}": v.contiguous() for k, v in tensors}, folder / WEIGHTS)
+        if base is None:
+            self._save_whole(folder)
+        else:
+            tensors = self.head.state_dict().items()
+            save_file({f"score.{k}": v.contiguous() for k, v in tensors}, folder / WEIGHTS)
         settings = {"base": base, "separator": self.separator, "prompt": self.prompt}
         (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+    def _save_whole(self, folder: Path) -> None:
+        from transformers import AutoModelForTokenClassification
+
+        model, tokenizer = self.parts
+        if any(isinstance(module, PackedLinear) for module in model.modules()):
+            raise InvalidInput(
+                "the weights are packed for this machine; save from a model that was loaded by the "
+                "caller"
+            )
+        config = type(model.config).from_dict(model.config.to_dict() | {"num_labels": 2})
+        classifier = AutoModelForTokenClassification.from_config(config, dtype=model.dtype)
+        classifier.base_model.load_state_dict(model.body.state_dict())
+        classifier.score.load_state_dict(self.head.state_dict())
+        classifier.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
     def _load(self) -> tuple[Any, Any]:
         file = Path(self.model) / SETTINGS if isinstance(self.model, str | Path) else None
@@ -120,10 +142,14 @@ class ValueHead(RewardModel):
             self.prompt = settings["prompt"]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"{file} is no file of ValueHead.save: {error!r}") from error
-        causal, tokenizer = load(base, device=self.device, dtype=self.dtype)
-        causal = _with_adapters(causal, Path(self.model))
-        head = _read_head(Path(self.model) / WEIGHTS).to(causal.device)
-        model = HeadedModel(causal.base_model, head).requires_grad_(False)
+        options: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
+        if base is None:
+            model, tokenizer = load_headed(str(self.model), **options)
+        else:
+            causal, tokenizer = load(base, **options)
+            causal = _with_adapters(causal, Path(self.model))
+            head = _read_head(Path(self.model) / WEIGHTS).to(causal.device)
+            model = HeadedModel(causal.base_model, head).requires_grad_(False)
         pack_linears(model.body)
         return model, tokenizer
 

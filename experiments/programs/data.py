@@ -8,7 +8,7 @@ import io
 import json
 import pickle
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from ttc.execution.code_tests import (
     whole_program,
     written_tests,
 )
-from ttc.execution.programs import Limits, check_sandbox
+from ttc.execution.programs import Functions, Limits, check_sandbox
 from ttc.results import Problem
 
 IMPORTS = """import bisect, collections, functools, heapq, itertools, math, random, re, string, sys
@@ -39,7 +39,7 @@ from typing import *
 """What solutions of LiveCodeBench may use without importing it."""
 
 NEAR = 1e-6
-"""How far a number of a method's result may be off."""
+"""How far a number may be off where a task names no tolerance."""
 
 
 def read_code(row: Row, name: str, config: DatasetConfig) -> Problem:
@@ -68,7 +68,9 @@ def _listed(row: Row, field: str) -> list[Any]:
 
 
 def read_evalplus(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """HumanEval+ and MBPP+ as on the hub, with their tests as a program (`test`)."""
+    """HumanEval+ and MBPP+: with their tests as a program (`test`), as on the hub, or HumanEval+
+    with inputs and a solution that gives the outputs (`base_input`, `plus_input`), as EvalPlus
+    publishes it."""
     prompt = str(row[config.fields.question or "prompt"])
     about: dict[str, Any] = {}
     entry, task = row.get("entry_point"), str(row.get("task_id", name))
@@ -87,12 +89,16 @@ def read_evalplus(row: Row, name: str, config: DatasetConfig) -> Problem:
             f"{prompt.strip()}\nYour program has to pass these tests:\n```python\n{lines}\n```"
         )
         solution, closing = str(row[config.fields.answer or "code"]), ""
-    if not row.get("test"):
+    if row.get("test"):
+        about["tests"] = [f"{row['test']}{closing}"]
+    elif entry is not None and "base_input" in row and not task.startswith("Mbpp"):
+        inputs = [*row["base_input"], *(row.get("plus_input") or [])]
+        about["reference"] = {"call": entry, "inputs": inputs, "tolerance": row.get("atol") or NEAR}
+    else:
         raise InvalidInput(
             f"{task} has no tests: its row needs a field test, as in the hub's "
             "evalplus/humanevalplus and evalplus/mbppplus"
         )
-    about["tests"] = [f"{row['test']}{closing}"]
     about["tested"] = pythons_names(solution)
     return Problem(question, task if "/" in task else f"Mbpp/{task}", solution, about)
 
@@ -172,6 +178,8 @@ class CodeGrader:
         """The tests that grade a problem. Raises InvalidInput where it has none that can be
         used."""
         about = problem.metadata
+        if "reference" in about:
+            return _of_reference(problem, about["reference"], self.limits)
         if "packed_tests" in about:
             packed, function = about["packed_tests"]
             return [*about["shown_tests"], *_livecodebench_tests(packed, function)]
@@ -189,3 +197,18 @@ def grader_of(problems: Sequence[Problem]) -> CodeGrader:
     grader = CodeGrader()
     grader.tests(problems[0])
     return grader
+
+
+def _of_reference(problem: Problem, reference: Mapping[str, Any], limits: Limits) -> list[Test]:
+    """Tests whose outputs are those of the problem's own solution."""
+    tests: list[Test] = []
+    with Functions(problem.answer or "", limits) as solution:
+        for arguments in reference["inputs"]:
+            outcome = solution.call(reference["call"], arguments)
+            if outcome.error is not None:
+                raise InvalidInput(
+                    f"the solution of {problem.id} fails on {arguments!r:.60}: {outcome.error}"
+                )
+            tolerance = reference["tolerance"]
+            tests.append(CallTest(reference["call"], arguments, outcome.value, tolerance))
+    return tests

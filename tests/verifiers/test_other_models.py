@@ -343,7 +343,7 @@ def test_a_sequence_classifier_and_a_token_classifier_load_from_their_folders(
 # ---------------------------------------------------------------- a head trained here
 
 
-def test_a_head_trained_on_the_features_is_saved_and_loads(tmp_path: Path) -> None:
+def test_a_head_trained_on_the_features_is_saved_and_loads_alone_or_whole(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer(IM, CHATML)
     model = seeded(hf.LlamaForCausalLM, configuration("llama", tokenizer))
     model.save_pretrained(tmp_path / "base")
@@ -378,6 +378,10 @@ def test_a_head_trained_on_the_features_is_saved_and_loads(tmp_path: Path) -> No
     assert sum(file.stat().st_size for file in (tmp_path / "head").iterdir()) < 4096
     alone = ValueHead(str(tmp_path / "head"), dtype="float32")
     assert rating(alone) == close_to(rating(verifier)) and alone.separator == "\n\n"
+    verifier.save(tmp_path / "whole")
+    assert rating(ValueHead(str(tmp_path / "whole"), dtype="float32")) == close_to(rating(verifier))
+    classifier = hf.AutoModelForTokenClassification.from_pretrained(tmp_path / "whole")
+    torch.testing.assert_close(classifier.score.weight, verifier.head.weight)
 
 
 def test_bad_settings_of_a_value_head_are_refused(tmp_path: Path) -> None:

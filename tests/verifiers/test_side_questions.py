@@ -189,3 +189,14 @@ def test_an_ensemble_ranges_from_the_least_to_the_most_that_a_part_says() -> Non
     assert EnsembleVerifier([Steps(), Steps()]).score_range is None
     parts = [Steps(score_range=(-2.0, 0.5)), Steps(), Steps(score_range=(0.0, 3.0))]
     assert EnsembleVerifier(parts).score_range == (-2.0, 3.0)
+
+
+def test_an_ensemble_weighs_its_parts_by_the_odds_of_their_being_right() -> None:
+    parts = [Steps(1.0), Steps(0.5), Steps(0.0)]
+    engine = policy()
+    (branch,) = grown(engine, engine.root([1, 2]), "a")
+    ensemble = EnsembleVerifier(parts, accuracies=[0.9, 0.75, 0.5])
+    # log 9 : log 3 : 0 is 2 : 1 : 0
+    assert ensemble.weights == pytest.approx([2 / 3, 1 / 3, 0])
+    assert ensemble.rate([branch], [QUESTION], engine) == [[pytest.approx(5 / 6)]]
+    assert EnsembleVerifier(parts).weights == pytest.approx([1 / 3] * 3)

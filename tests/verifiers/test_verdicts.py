@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.backends import FakeBackend
+from tests.helpers.chats import tokenizer
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
-from ttc.text.chat import chat_text, following
+from ttc import InvalidInput, UnsupportedModel
+from ttc.text.chat import QUESTION, chat_text, following, next_turn_text
 from ttc.text.thinking_marks import ThinkingMarks
+from ttc.text.thinking_models import marks_of
 from ttc.text.thinking_switch import without_thought
 from ttc.text.thoughts import Thoughts
-from verifiers import LLMVerifier, SelfVerifier, Tournament
+from verifiers import LLMJudge, LLMVerifier, SelfVerifier, Tournament
 from verifiers.side_branches import side_tokens
 
 WORDS = ("yes", "no")
@@ -142,3 +147,37 @@ def test_a_verifier_that_may_think_reads_after_its_thought() -> None:
     assert thoughts is not None
     assert not thoughts.begun(at_once.asked("Right?", backend))
     assert thoughts.begun(thinking.asked("Right?", backend))
+
+
+FOLDER = os.environ.get("TTC_CHAT_TEMPLATES", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER, reason="TTC_CHAT_TEMPLATES names no folder of chat templates")
+def test_verdicts_of_published_templates_are_asked_outside_thoughts() -> None:
+    """Of `self`, fresh or on a branch, `llm`, `llm_judge` and `tournament`, which all ask by
+    `without_thought`: an answer can follow, as the template itself writes answers."""
+    asked, refused = 0, list[str]()
+    for file in sorted(Path(FOLDER).glob("*.jinja")):
+        own = tokenizer((), "bytes", "<s>", "</s>", template=file.read_text())
+        try:
+            options, closing = without_thought(own)
+            follow_up = next_turn_text(QUESTION, "Right?", own, options)
+            prompts = [
+                own.decode(side_tokens("Right?", Asked(own))),
+                follow_up + closing,
+                own.decode(LLMJudge(model=(None, own)).closed("2 + 2?", ["4"])),
+            ]
+        except (InvalidInput, UnsupportedModel) as error:
+            assert "without tools" in str(error) or "refuse" in str(error), file.stem
+            refused.append(f"{file.stem}: {error}")
+            continue
+        marks = marks_of(own)
+        for text in prompts:
+            assert text.endswith(closing), file.stem
+            assert marks is None or marks.split(text).answer is not None, file.stem
+            ended = marks is None or marks.split(text[-200:]).thought or options or closing
+            assert ended, f"{file.stem}: the model may open a thought"
+        asked += 1
+    print(f"{asked} asked, {len(refused)} refused:", *refused, sep="\n")
+    assert asked > 4 * len(refused)

@@ -216,6 +216,7 @@ def test_powers_of_powers_are_not_computed() -> None:
 
 
 RULES = ArithmeticVerifier()
+TWO: dict[str, Any] = {"parts": [RULES, RULES]}
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (ArithmeticVerifier, {"wrong": 1.5}, r"wrong=1\.5"),
     (ConfidenceVerifier, {"metric": "entropy"}, "entropy"),
@@ -224,6 +225,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (SelfVerifier, {"thoughts": False}, "give fresh=True too"),
     (EnsembleVerifier, {"parts": []}, "no parts"),
     (EnsembleVerifier, {"parts": [RULES], "how": "median"}, "how='median' is unknown"),
+    (EnsembleVerifier, TWO | {"accuracies": [0.9]}, "parts: 2, accuracies: 1; give one each"),
+    (EnsembleVerifier, TWO | {"accuracies": [0.9, 1.0]}, "accuracies=1.0 must be more than 0 and"),
+    (EnsembleVerifier, TWO | {"accuracies": "ab"}, "a list of numbers"),
+    (EnsembleVerifier, TWO | {"accuracies": [0.4, 0.5]}, "none has a weight"),
+    (EnsembleVerifier, TWO | {"accuracies": [0.9, 0.8], "how": "min"}, "accuracies weigh a mean"),
     (EnsembleVerifier, {"parts": RULES}, "is of type ArithmeticVerifier; give a list of veri"),
     (EnsembleVerifier, {"parts": ["self"]}, r"parts=\['self'\] is of type list; give a list of"),
     (ConfidenceGatedVerifier, {"inner": "self"}, "inner='self' is of type str; give a verifier"),

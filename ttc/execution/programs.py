@@ -129,17 +129,13 @@ class Worker:
         """Send a message. A process that does not take it in time is ended, as `receive` tells."""
         data = memoryview(json.dumps(message).encode() + b"\n")
         until = time.monotonic() + (wall_s or self.limits.wall_s)
-        with selectors.DefaultSelector() as selector:
+        with selectors.DefaultSelector() as selector, suppress(OSError):  # where it has ended
             selector.register(self._requests, selectors.EVENT_WRITE)
             while data:
                 if not selector.select(max(0.0, until - time.monotonic())):
                     return self.close()
-                try:
+                with suppress(BlockingIOError):
                     data = data[os.write(self._requests, data) :]
-                except BlockingIOError:
-                    continue
-                except OSError:  # it has ended
-                    return None
 
     def receive(self, wall_s: float) -> dict[str, Any]:
         """The next message; {"error": why} where none comes. The program may have written it, so

@@ -33,6 +33,8 @@ def load_samples(data: str | None, limit: int | None = None) -> list[LabelledSam
     limit: so many of each part. Raises InvalidInput for rows that are none of ProcessBench's, and
     for an id that comes twice.
     """
+    if limit is not None and limit < 1:
+        raise InvalidInput(f"processbench.limit={limit} must be at least 1, or null for all")
     samples = [_sample(row, number) for number, row in enumerate(_rows(data), 1)]
     twice = [name for name, count in Counter(s.id for s in samples).items() if count > 1]
     if twice:

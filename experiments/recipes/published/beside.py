@@ -51,23 +51,38 @@ def _first(name: str, record: dict[str, Any]) -> float:
 
 
 def estimate(runs: Sequence[FinishedRun], name: str) -> Estimate:
-    """A measure over the problems of a run or its shards, with its 95% interval."""
+    """A measure over the problems of runs that differ in seed or shard, with its 95% interval."""
     row = ComparedRow("", list(runs))
     figures = row.each(measure(name))
     return accuracy(list(figures.values()), row.sources(list(figures)))
 
 
+def run_name(arm: Arm, seed: int) -> str:
+    return f"{arm.name}-seed{seed}"
+
+
 def runs_of(arm: Arm, folder: Path) -> list[FinishedRun]:
-    """The run of an arm, else those of its shards, with a problem done."""
-    places = [folder / arm.name, *sorted(folder.glob(f"{arm.name}-shard*of*"))]
-    begun = [place for place in places if (place / "records.jsonl").is_file()]
-    return [FinishedRun.load(place) for place in (begun[:1] if places[0] in begun else begun)]
+    """The runs of an arm with a problem done: of each seed the whole one, else its shards."""
+    runs = []
+    for seed in range(arm.seeds):
+        whole = folder / run_name(arm, seed)
+        shards = sorted(folder.glob(f"{whole.name}-shard*of*"))
+        places = [whole] if (whole / "records.jsonl").is_file() else shards
+        runs += [FinishedRun.load(place) for place in places if (place / "records.jsonl").is_file()]
+    return runs
 
 
 def listing(recipes: Sequence[Recipe]) -> Table:
     """The recipes and what they cost."""
     lines = [
-        [r.name, r.title, str(len(r.arms)), amount(r.solutions), amount(r.tokens)] for r in recipes
+        [
+            recipe.name,
+            recipe.title,
+            str(sum(arm.seeds for arm in recipe.arms)),
+            amount(recipe.solutions),
+            amount(recipe.tokens),
+        ]
+        for recipe in recipes
     ]
     columns = ("recipe", "what", "runs", "solutions", "tokens")
     notes = [
@@ -108,7 +123,7 @@ def _ours(arm: Arm, runs: Sequence[FinishedRun], name: str) -> list[str]:
     ours = estimate(runs, name)
     done = sum(len(run.records) for run in runs)
     interval = f"{percent(ours.low)} to {percent(ours.high)}"
-    return [percent(ours.mean), interval, f"{done} of {arm.problems}"]
+    return [percent(ours.mean), interval, f"{done} of {arm.problems * arm.seeds}"]
 
 
 def _verdict(value: float, runs: Sequence[FinishedRun], name: str) -> str:

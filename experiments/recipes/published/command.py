@@ -62,7 +62,7 @@ def published(arguments: argparse.Namespace) -> int:
     recipe = chosen(arguments.recipe, RECIPES)
     arms = chosen_arms(recipe, arguments.arms)
     folder = arguments.out or Path("outputs") / f"published-{recipe.name}"
-    cells = [cell_of(arm, folder, arguments.settings) for arm in arms]
+    cells = [cell for arm in arms for cell in cells_of(arm, folder, arguments.settings)]
     if arguments.dry:
         dry_run(cells)
         return 0
@@ -98,17 +98,22 @@ def chosen_arms(recipe: Recipe, pattern: str) -> list[Arm]:
     return arms
 
 
-def cell_of(arm: Arm, folder: Path, settings: Sequence[str]) -> Cell:
-    """The run of an arm. settings: typed ones, which come last."""
+def cells_of(arm: Arm, folder: Path, settings: Sequence[str]) -> list[Cell]:
+    """The runs of an arm, one for each seed. settings: typed ones, which come last."""
     from experiments.eval.cells import Cell
+    from experiments.recipes.published.beside import run_name
     from experiments.runs.overrides import as_override
 
-    place = [
-        f"run.name={as_override(arm.name)}",
-        "run.seed=0",
-        f"run.output_dir={as_override(str(folder))}",
-    ]
-    return Cell(arm.name, {}, 0, [*arm.settings, *settings, *place])
+    cells = []
+    for seed in range(arm.seeds):
+        name = run_name(arm, seed)
+        place = [
+            f"run.name={as_override(name)}",
+            f"run.seed={seed}",
+            f"run.output_dir={as_override(str(folder))}",
+        ]
+        cells.append(Cell(name, {}, seed, [*arm.settings, *settings, *place]))
+    return cells
 
 
 def dry_run(cells: Sequence[Cell]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Arm:
-    """A configuration of a recipe, which is one run.
+    """A configuration of a recipe: one run for each seed.
 
     settings: as they are typed for `experiments.run`; the preset among them is in
         `conf/experiment/published/`.
@@ -21,6 +21,7 @@ class Arm:
     published: dict[str, float]
     problems: int
     solutions: int = 1
+    seeds: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Recipe:
 
     @property
     def solutions(self) -> int:
-        return sum(arm.problems * arm.solutions for arm in self.arms)
+        return sum(arm.problems * arm.solutions * arm.seeds for arm in self.arms)
 
     @property
     def tokens(self) -> int:

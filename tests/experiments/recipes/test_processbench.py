@@ -287,7 +287,7 @@ def test_wrong_files_and_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="there is no steps"):
         load_samples(save_rows(tmp_path / "a.jsonl", [{"id": "gsm8k-0", "problem": "?"}]))
     with pytest.raises(InvalidInput, match="limit=0 must be at least 1"):
-        job(tmp_path, "processbench.limit=0")
+        load_samples(twice, 0)
     with pytest.raises(InvalidInput, match="threshold=half is neither a number nor the part"):
         job(tmp_path, "processbench.threshold=half")
     with pytest.raises(InvalidInput, match="there is no verifier to measure"):

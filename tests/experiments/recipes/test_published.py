@@ -16,8 +16,9 @@ from experiments.recipes.published.beside import (
     estimate,
     listing,
     measure,
+    run_name,
 )
-from experiments.recipes.published.command import cell_of, dry_run, parsed, published
+from experiments.recipes.published.command import cells_of, dry_run, parsed, published
 from experiments.recipes.published.recipe import Arm, Recipe
 from experiments.recipes.published.recipes import RECIPES
 from experiments.runs.build import make_search, resolved
@@ -96,7 +97,7 @@ def test_an_arm_composes_and_shows_its_prompts(
 def test_names_measures_and_values_of_the_recipes_can_be_used() -> None:
     for name, recipe in RECIPES.items():
         assert recipe.name == name and recipe.tokens > 0 and recipe.source and recipe.setting
-        names = [arm.name for arm in recipe.arms]
+        names = [run_name(arm, 0) for arm in recipe.arms]
         assert len(set(names)) == len(names) and names == [*map(check_name, names)]
         for arm in recipe.arms:
             assert arm.published
@@ -136,7 +137,7 @@ def test_a_line_has_their_value_ours_its_interval_and_where_theirs_lies(tmp_path
     recipe = toy()
     (line,) = beside(recipe, tmp_path, recipe.arms).lines
     assert line[3:] == ["-", "-", "0", "-"]
-    runs(tmp_path, "a", [True, True, False, False])
+    runs(tmp_path, "a-seed0", [True, True, False, False])
     (line,) = beside(recipe, tmp_path, recipe.arms).lines
     low, high = wilson(2, 4)
     assert line[:2] == ["a", "accuracy"] and line[2].startswith("75.0%")
@@ -148,19 +149,22 @@ def test_a_line_has_their_value_ours_its_interval_and_where_theirs_lies(tmp_path
 @pytest.mark.parametrize(("right", "verdict"), [(40, "below"), (0, "above")])
 def test_a_value_outside_of_our_interval_is_said(tmp_path: Path, right: int, verdict: str) -> None:
     recipe = toy(arms=(Arm("a", (), {"accuracy": 50.0}, 40),))
-    runs(tmp_path, "a", [i < right for i in range(40)])
+    runs(tmp_path, "a-seed0", [i < right for i in range(40)])
     assert beside(recipe, tmp_path, recipe.arms).lines[0][-1] == verdict
 
 
-def test_shards_are_one_figure_and_a_merged_run_takes_their_place(tmp_path: Path) -> None:
-    recipe = toy(arms=(Arm("a", (), {"accuracy": 50.0}, 4),))
-    save(tmp_path, "a-shard1of2", [record("p0", True)])
-    save(tmp_path, "a-shard2of2", [record("p1", True)])
+def test_shards_and_seeds_are_one_figure_and_a_merged_run_takes_its_shards_place(
+    tmp_path: Path,
+) -> None:
+    recipe = toy(arms=(Arm("a", (), {"accuracy": 50.0}, 4, seeds=2),))
+    save(tmp_path, "a-seed0-shard1of2", [record("p0", True)])
+    save(tmp_path, "a-seed0-shard2of2", [record("p1", False)])
+    save(tmp_path, "a-seed1", [record("p0", True), record("p1", True)])
     (line,) = beside(recipe, tmp_path, recipe.arms).lines
-    assert line[3] == "100.0%" and line[5] == "2 of 4"
-    save(tmp_path, "a", [record("p0", True), record("p1", False)])
+    assert line[3] == "75.0%" and line[5] == "4 of 8"
+    save(tmp_path, "a-seed0", [record("p0", False), record("p1", False)])
     (line,) = beside(recipe, tmp_path, recipe.arms).lines
-    assert line[3] == "50.0%" and line[5] == "2 of 4"
+    assert line[3] == "50.0%" and line[5] == "4 of 8"
 
 
 def test_measures_of_samples_are_those_of_the_records(tmp_path: Path) -> None:
@@ -200,9 +204,9 @@ def test_settings_of_a_run_that_are_not_the_recipes_are_told(tmp_path: Path) -> 
     )
     recipe = toy(arms=(arm,))
     settings = ["model.dtype=float32", "dataset.limit=2"]
-    words = cell_of(arm, tmp_path, settings).overrides
+    words = cells_of(arm, tmp_path, settings)[0].overrides
     run(composed(words))
-    assert (tmp_path / "a" / "summary.json").is_file()
+    assert (tmp_path / "a-seed0" / "summary.json").is_file()
     told = differences(recipe, tmp_path, recipe.arms)
     assert told == [
         "a prompt",

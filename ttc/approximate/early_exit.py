@@ -182,7 +182,8 @@ def score_with_exit(
     fewest = min(map(len, tokens), default=math.inf)
     if exit.rule == "ranking" and fewest <= exit.positive:
         raise InvalidInput(
-            f"positive={exit.positive} leaves none of {fewest} continuations to compare with"
+            f"positive={exit.positive} leaves none of {fewest} continuations to compare with; "
+            "give more"
         )
     runs = [[b.tokens[-1], *more] for b, more in zip(branches, given, strict=True)]
     passes = list[ShrinkingPass]()

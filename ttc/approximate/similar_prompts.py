@@ -129,7 +129,8 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
     layers = len(runtime.lens.layers)
     if sharing.probe_layers >= layers:
         raise InvalidInput(
-            f"sharing.probe_layers={sharing.probe_layers} leaves none of {layers} layers to save"
+            f"sharing.probe_layers={sharing.probe_layers} leaves none of {layers} layers to save; "
+            "use less"
         )
     if not others or len(root.tokens) < 2:
         return []

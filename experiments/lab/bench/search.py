@@ -247,7 +247,7 @@ def run(  # noqa: PLR0913 - what is measured, each by its name
     /,
     *,
     problems: Annotated[
-        list[int] | None, "in flight; default: 1,16 in steps, 1,4,16,64 in searches"
+        Sequence[int] | None, "in flight; default: 1,16 in steps, 1,4,16,64 in searches"
     ] = None,
     searches: Annotated[Sequence[str], "names with commas; by default all"] = tuple(SEARCHES),
     rounds: Annotated[int | None, "of steps; default: 3, or 1 with --quick"] = None,
@@ -255,7 +255,7 @@ def run(  # noqa: PLR0913 - what is measured, each by its name
     quick: Annotated[bool, "few tokens"] = False,
     data: Data = None,
     ways: Annotated[
-        list[str] | None, "of steps; default: engine,generate,floor, and vllm with --peer"
+        Sequence[str] | None, "of steps; default: engine,generate,floor, and vllm with --peer"
     ] = None,
     peer: Peer = None,
     model: Model = "smollm2-135m",

@@ -1,7 +1,7 @@
 """Linear layers whose weights are laid out for the CPU's matrix units (oneDNN through PyTorch).
 
 A decode step is bound by reading the weights once; the packed layout reads them about 1.6 times as
-fast for few rows. Projections of one input (q, k, v; gate, up) are packed as one product.
+fast for few rows. Projections of one input (k, v; gate, up) are packed as one product.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import Tensor, nn
 ROWS = 8
 """The number of rows that the layout is chosen for; other counts work as well."""
 
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of layers that transformers' models call one after the other on the same input."""
+SIBLINGS = (("k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of layers that transformers' models call one after the other on the same input. Queries are
+apart, as CAPTURE computes keys and values alone."""
 
 
 class PackedProduct:
     """One packed weight behind one or more linear layers. The first that is called computes for
     all.
 
-    weight, bias: of these layers side by side. sizes: rows of each. first: the number of the first.
+    weight, bias: of these layers side by side. sizes: rows of each.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, sizes: Sequence[int], first: int = 0):
+    def __init__(self, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.bias = bias
         self.sizes = list(sizes)
-        self.first = first
         self._input: Tensor | None = None
         self._outputs: list[Tensor] = []
 
@@ -40,22 +40,12 @@ class PackedProduct:
         sizes = [linear.out_features for linear in linears]
         return cls(weight, torch.cat(biases) if biases else None, sizes)
 
-    def divided(self, count: int) -> tuple[PackedProduct, PackedProduct]:
-        """The product of the first `count` layers, and that of the others."""
-        rows = sum(self.sizes[:count])
-        near, far = self.packed.to_dense().tensor_split([rows])
-        biases = (None, None) if self.bias is None else self.bias.tensor_split([rows])
-        return (
-            PackedProduct(near, biases[0], self.sizes[:count], self.first),
-            PackedProduct(far, biases[1], self.sizes[count:], self.first + count),
-        )
-
     def part(self, x: Tensor, index: int) -> Tensor:
         if self._input is not x:
             self._outputs = list(self.product(x).split(self.sizes, -1))
             self._input = x
-        output = self._outputs[index - self.first]
-        if index - self.first == len(self.sizes) - 1:
+        output = self._outputs[index]
+        if index == len(self.sizes) - 1:
             self._input = None
             self._outputs = []
         return output
@@ -117,20 +107,6 @@ def pack_linears(model: nn.Module, leave: Sequence[nn.Module] = ()) -> None:
             product = PackedProduct.of([linears[name] for name in group])
             for index, name in enumerate(group):
                 setattr(parent, name, PackedLinear(linears.pop(name), product, index))
-
-
-def pack_apart(parent: nn.Module, name: str) -> None:
-    """Let the packed layer `name` of a module be computed apart from those that are packed with it,
-    if it is the first of them."""
-    layer = parent._modules.get(name)
-    if not isinstance(layer, PackedLinear) or layer.index != layer.shared.first:
-        return
-    product = layer.shared
-    if len(product.sizes) > 1:
-        alone, others = product.divided(1)
-        for each in parent.children():
-            if isinstance(each, PackedLinear) and each.shared is product:
-                each.shared = alone if each is layer else others
 
 
 def _groups(linears: dict[str, nn.Linear]) -> list[tuple[str, ...]]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
 from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
 
-from ttc.memory.states import State, StateBatch, StateShape
+from ttc.memory.states import StateBatch, StateShape
 from ttc.parts import handler
 
 FIND_TOKENS = 4
 """Tokens that a model runs on to see which modules they are."""
+
+
+PassStates = Any
+"""The states of a pass over new tokens (`ttc.recurrent.pass_states`)."""
+RunningStates = Any
+"""The states of branches that decode (`ttc.recurrent.running_states`)."""
 
 
 class Recurrent(Protocol):
@@ -42,36 +48,6 @@ class Recurrent(Protocol):
     def pass_states(self, runtime: Any) -> PassStates: ...
 
     def running_states(self, runtime: Any) -> RunningStates: ...
-
-
-class PassStates(Protocol):
-    """The states of a pass over new tokens."""
-
-    chosen: dict[Any, Any]
-
-    def most(self, target: Any, targets: Sequence[Any]) -> int: ...
-
-    def claim(self, count: int) -> None: ...
-
-    def begin(self, plan: Any, before: Sequence[Any], in_opening: Sequence[bool]) -> None: ...
-
-    def end(self, targets: Sequence[Any]) -> None: ...
-
-    def clear(self) -> None: ...
-
-
-class RunningStates(Protocol):
-    """The states of branches that decode."""
-
-    def make_room(self, count: int) -> None: ...
-
-    def of(self, branches: Sequence[Any]) -> StateBatch: ...
-
-    def note_opening(self, opening: Callable[[Any], int]) -> None: ...
-
-    def leave(self, branch: Any) -> State: ...
-
-    def clear(self) -> None: ...
 
 
 def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:

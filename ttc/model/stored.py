@@ -4,22 +4,10 @@ them."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-
-
-class Rounding(Protocol):
-    """Another way to multiply by stored weights: rows are rounded first."""
-
-    def linear(self, x: Tensor, packed: Tensor, stored: int) -> Tensor: ...
-
-    def row_bytes(self, width: int) -> int: ...
-
-    def rounds(self, dtype: torch.dtype) -> int: ...
-
-    def products(self) -> int: ...
+from torch import nn
 
 
 class Stored(nn.Module, ABC):
@@ -40,14 +28,15 @@ class Stored(nn.Module, ABC):
 class StoredMatrix(Stored):
     """A linear layer of such weights.
 
-    rounding: what rounds the rows that come, None to multiply exactly.
+    rounding: what rounds the rows that come (`ttc.stored.int8_activations.Int8Rows`), None to
+    multiply exactly.
     """
 
     stands_for = nn.Linear
     in_features: int
     out_features: int
     bias: nn.Parameter | None
-    rounding: Rounding | None
+    rounding: Any
 
     @abstractmethod
     def multiplies(self, dtype: torch.dtype) -> bool:

@@ -7,9 +7,8 @@ begins there, from a state of zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,25 +19,17 @@ from ttc.model.check.attention_check import check_same, deviation, is_precise
 from ttc.model.check.recording import AttentionCall, PackedRows
 from ttc.recurrent.modules import Recurrent
 
+if TYPE_CHECKING:
+    from ttc.model.check.model_check import ModelCheck
+
 SINGLE_TOKENS = 5
 
 Place = tuple[int, int]
 """A sequence of the recorded batch, and a position in it."""
 
 
-class Check(Protocol):
-    """What `ModelCheck` lends: a pass that is answered from the record, and whether the model's
-    numbers are of 32 bits or more."""
-
-    precise: bool
-
-    def replay(
-        self, calls: list[AttentionCall], rows: PackedRows, keep: list[int], spans: Sequence[slice]
-    ) -> Tensor: ...
-
-
 def check_recurrent(
-    recurrent: Recurrent, check: Check, calls: list[AttentionCall], ids: Tensor, logits: Tensor
+    recurrent: Recurrent, check: ModelCheck, calls: list[AttentionCall], ids: Tensor, logits: Tensor
 ) -> None:
     """Find out how the modules are to run, and set them up.
 
@@ -87,7 +78,7 @@ class _Passes:
     def __init__(
         self,
         recurrent: Recurrent,
-        check: Check,
+        check: ModelCheck,
         calls: list[AttentionCall],
         ids: Tensor,
         logits: Tensor,

@@ -11,8 +11,25 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
 from ttc.model.recurrent_layers import FIND_TOKENS
-from ttc.recurrent.layers import RecurrentLayers
-from ttc.recurrent.modules import CACHE_NAMES
+from ttc.passes.runtime import Runtime
+from ttc.recurrent.check import check_recurrent
+from ttc.recurrent.modules import CACHE_NAMES, Recurrent
+from ttc.recurrent.pass_states import PassStates
+from ttc.recurrent.running_states import RunningStates
+
+
+class RecurrentLayers(Recurrent):
+    """The recurrent layers of a model as the engine asks for them."""
+
+    def check(self, *recorded: Any) -> None:
+        """recorded: see `check_recurrent`."""
+        check_recurrent(self, *recorded)
+
+    def pass_states(self, runtime: Runtime) -> PassStates:
+        return PassStates(runtime)
+
+    def running_states(self, runtime: Runtime) -> RunningStates:
+        return RunningStates(runtime)
 
 
 class _WatchedCache(DynamicCache):

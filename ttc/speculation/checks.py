@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -14,12 +14,14 @@ from ttc.passes.new_tokens import New, run
 from ttc.passes.runtime import Runtime
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
-from ttc.sampling import Sampling
 from ttc.scheduler.rows import Row, draw_tokens
 from ttc.scheduler.stops import Gate
 from ttc.scheduler.writing import room_of
-from ttc.tree.branch import Branch, StepEnd
+from ttc.tree.branch import StepEnd
 from ttc.usage import distinct
+
+if TYPE_CHECKING:
+    from ttc.speculation.base import Draft
 
 
 def why_not(runner: ModelRunner, residency: Residency, gate: Gate | None) -> str:
@@ -37,23 +39,10 @@ def why_not(runner: ModelRunner, residency: Residency, gate: Gate | None) -> str
     return ""
 
 
-class Guesses(Protocol):
-    """What the passes ask of a draft (`ttc.speculation.base.Draft`)."""
-
-    max_rows: int
-
-    def length(self, rows: int) -> int: ...
-    def note(self, checked: int, accepted: int) -> None: ...
-    def note_none(self) -> None: ...
-    def propose(
-        self, branches: Sequence[Branch], counts: Sequence[int], samplings: Sequence[Sampling]
-    ) -> list[list[int]]: ...
-
-
 class DraftChecks:
     """The passes of one batch that check drafted tokens."""
 
-    def __init__(self, runtime: Runtime, draft: Guesses):
+    def __init__(self, runtime: Runtime, draft: Draft):
         self.runtime = runtime
         self.draft = draft
 
@@ -83,7 +72,7 @@ class DraftChecks:
                 tree.rewind(row.branch, len(row.branch.tokens) - 1)
 
 
-def drafts_for(rows: Sequence[Row], draft: Guesses) -> list[list[int]]:
+def drafts_for(rows: Sequence[Row], draft: Draft) -> list[list[int]]:
     """Drafted tokens for each row, as many as may pay, or none at all. The last token of a step is
     never drafted: the pass gives it in any case."""
     if len(rows) > draft.max_rows:
@@ -103,7 +92,7 @@ def keep_drawn(
     drafts: Sequence[Sequence[int]],
     logits: Tensor,
     processors: Sequence[Processor],
-    draft: Guesses,
+    draft: Draft,
 ) -> dict[Row, StepEnd]:
     """Draw token after token for each row, as long as the one before was drafted as it was drawn.
     Returns the rows whose step is over.

@@ -40,7 +40,7 @@ def kernel() -> ctypes.CDLL | None:
 
 @dataclass(frozen=True)
 class Int8Rows:
-    """Rows as integers (see `ttc.stored.layers.Rounding`)."""
+    """Another way to multiply by stored weights: rows become integers first."""
 
     def row_bytes(self, width: int) -> int:
         return width + width // PART * FACTORS_BYTES

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttc.model.stored import Rounding, Stored, StoredMatrix
+from ttc.model.stored import Stored, StoredMatrix
 from ttc.stored import kernel
 
 
@@ -19,7 +19,7 @@ class Multiplying(nn.Module):
     rounding: what rounds the rows that come, None to multiply exactly.
     """
 
-    rounding: Rounding | None = None
+    rounding: Any = None
 
     def __init__(self, packed: Tensor, stored: int, bias: nn.Parameter | None):
         super().__init__()
@@ -30,7 +30,8 @@ class Multiplying(nn.Module):
     def product(self, x: Tensor, packed: Tensor) -> Tensor:
         """Rows x times a matrix of `packed`: (rows, bytes)."""
         by = kernel if self.rounding is None else self.rounding
-        return by.linear(x, packed, self.stored)
+        y: Tensor = by.linear(x, packed, self.stored)
+        return y
 
 
 class StoredLinear(Multiplying, StoredMatrix):

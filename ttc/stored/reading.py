@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import cached_file
 
 from ttc.errors import InvalidInput
 from ttc.model.loading.model_files import whole_folder
 from ttc.stored.gguf_loading import bytes_in_file, read_stored, why_not
 from ttc.stored.mxfp4_loading import bytes_in_folder, check_method, read_folder
-
-T = TypeVar("T")
 
 
 def stored_weights(
@@ -53,25 +53,17 @@ class StoredWeights:
         check_method(config)
 
     def model(self, config: Any, source: str, options: Mapping[str, Any]) -> Any:
-        return self._of(read_stored, read_folder, config, source, options)
+        if (file := _file(source, options)) is not None:
+            return read_stored(AutoModelForCausalLM, config, self.dtype, file)
+        return read_folder(AutoModelForCausalLM, config, self.dtype, whole_folder(source))
 
     def sizes(self, config: Any, source: str, options: Mapping[str, Any]) -> dict[str, int]:
         """The bytes of each weight that is kept, by its name in transformers; nothing is read but
         the head of a file."""
-        return self._of(bytes_in_file, bytes_in_folder, config, source, options)
+        if (file := _file(source, options)) is not None:
+            return bytes_in_file(AutoModelForCausalLM, config, self.dtype, file)
+        return bytes_in_folder(AutoModelForCausalLM, config, self.dtype, whole_folder(source))
 
-    def _of(
-        self,
-        of_file: Callable[..., T],
-        of_folder: Callable[..., T],
-        config: Any,
-        source: str,
-        options: Mapping[str, Any],
-    ) -> T:
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import cached_file
 
-        if "gguf_file" in options:
-            file = Path(str(cached_file(source, options["gguf_file"])))
-            return of_file(AutoModelForCausalLM, config, self.dtype, file)
-        return of_folder(AutoModelForCausalLM, config, self.dtype, whole_folder(source))
+def _file(source: str, options: Mapping[str, Any]) -> Path | None:
+    return Path(str(cached_file(source, name))) if (name := options.get("gguf_file")) else None

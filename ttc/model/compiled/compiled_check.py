@@ -15,6 +15,7 @@ from ttc.attention.plan import Plan, Run
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.memory.storage import Places, Storage
+from ttc.model.check.attention_check import deviation, is_precise
 from ttc.model.check.model_check import CHECK_TOKENS
 from ttc.model.compiled import layers_kernel
 from ttc.model.compiled.fused_runner import FusedRunner, check_numbers
@@ -118,13 +119,7 @@ def check_layers(
 
 
 def _same(what: str, expected: Tensor, actual: Tensor, rounded: float) -> None:
-    """By the largest difference in float32; by the mean in 16 bits, where it adds up over
-    layers."""
-    gap, size = (actual - expected).float().abs(), expected.float().abs()
-    exact = expected.dtype == torch.float32
-    error, limit = (gap.max(), 1e-3 * size.max()) if exact else (gap.mean(), rounded * size.mean())
-    if not float(error) <= float(limit) + 1e-6:
-        raise Differs(
-            f"{what} differ by {float(error):.3g} (limit {float(limit):.3g}) from those of its "
-            "modules"
-        )
+    precise = is_precise(expected.dtype)
+    error, limit = deviation(expected, actual, precise, 1e-3, rounded)
+    if not error <= limit:
+        raise Differs(f"{what} differ by {error:.3g} (limit {limit:.3g}) from those of its modules")

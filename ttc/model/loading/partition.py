@@ -35,6 +35,8 @@ ROUTED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_exp
 
 Weights = dict[int, Tensor]
 """Weights by id."""
+Stored = Mapping[int, int]
+"""The bytes of weights that are kept in another form, by id."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ def partition(
         vars(model.config)["pad_token_id"] = None  # with one, transformers looks at the tokens
         blocks = decoder_layers(model)
         observed = _observed(model)
-        units = _units(model, blocks, observed, dtype, _Sizes(model, stored or {}))
+        named = model.named_parameters(remove_duplicate=False)
+        kept = {id(w): stored[name] for name, w in named if stored and name in stored}
+        units = _units(model, blocks, observed, dtype, kept)
         runs = tuple(block.runs for block in observed.blocks)
         return Partition(units, runs, observed.begun, compiled)
     except UnsupportedModel:
@@ -205,36 +209,25 @@ def _units(
     blocks: list[nn.Module],
     observed: _Observed,
     dtype: torch.dtype,
-    sizes: _Sizes,
+    stored: Stored,
 ) -> tuple[Unit, ...]:
     config = model.config.get_text_config()
     before, after = _around(model, blocks, observed)
     weights = {"embedding": before}
     weights |= {f"block {n}": _weights(block.modules()) for n, block in enumerate(blocks)}
     weights["output"] = after
-    counted = _bytes_and_ties(weights, sizes)
+    counted = _bytes_and_ties(weights, stored)
     facts: dict[str, dict[str, Any]] = {"embedding": {"multiplied": 0}}
     for n, (block, seen) in enumerate(zip(blocks, observed.blocks, strict=True)):
         of_attention = {name: value for name, value in vars(seen).items() if name != "runs"}
         facts[f"block {n}"] = {
             "is_block": True,
             **of_attention,
-            **_multiplied(block, config, sizes),
+            **_multiplied(block, config, stored),
         }
     facts["output"] = {"multiplied": _matrices(after.values())}
     common = {"hidden": config.hidden_size, "bytes_per_element": dtype.itemsize}
     return tuple(Unit(name=name, **facts[name], **counted[name], **common) for name in weights)
-
-
-class _Sizes:
-    """Bytes of a model's weights. stored: of those that are kept in another form, by name."""
-
-    def __init__(self, model: nn.Module, stored: Mapping[str, int]):
-        weights = model.named_parameters(remove_duplicate=False)
-        self.stored = {id(weight): stored[name] for name, weight in weights if name in stored}
-
-    def of(self, weight: Tensor) -> int:
-        return self.stored.get(id(weight), weight.nbytes)
 
 
 def _outside(model: nn.Module, blocks: list[nn.Module]) -> list[tuple[str, nn.Module]]:
@@ -258,7 +251,7 @@ def _weights(modules: Iterable[nn.Module]) -> Weights:
     return {id(weight): weight for each in modules for weight in each.parameters(recurse=False)}
 
 
-def _bytes_and_ties(weights: dict[str, Weights], sizes: _Sizes) -> dict[str, dict[str, Any]]:
+def _bytes_and_ties(weights: dict[str, Weights], stored: Stored) -> dict[str, dict[str, Any]]:
     """`param_bytes` and `tied` of each unit: the last one that has a weight counts it."""
     counted: dict[str, dict[str, Any]] = {}
     owners: dict[int, str] = {}
@@ -267,24 +260,24 @@ def _bytes_and_ties(weights: dict[str, Weights], sizes: _Sizes) -> dict[str, dic
         param_bytes = 0
         for key, weight in its.items():
             if key in owners:
-                tied[owners[key]] = tied.get(owners[key], 0) + sizes.of(weight)
+                tied[owners[key]] = tied.get(owners[key], 0) + stored.get(id(weight), weight.nbytes)
             else:
-                param_bytes += sizes.of(weight)
+                param_bytes += stored.get(id(weight), weight.nbytes)
         counted[name] = {"param_bytes": param_bytes, "tied": tuple(tied.items())}
         owners |= dict.fromkeys(its, name)
     return counted
 
 
-def _multiplied(block: nn.Module, config: Any, sizes: _Sizes) -> dict[str, Any]:
+def _multiplied(block: nn.Module, config: Any, stored: Stored) -> dict[str, Any]:
     weights = dict(block.named_parameters())
     facts: dict[str, Any] = {"multiplied": _matrices(weights.values())}
     of_experts = [weight for name, weight in weights.items() if "experts" in name.split(".")]
     if of_experts:
         experts = _first_set(config, EXPERTS)
         routed = _first_set(config, ROUTED)
-        stored = _matrices(of_experts)
-        facts["multiplied"] -= stored - stored * routed // experts
-        facts["expert_bytes"] = sum(map(sizes.of, of_experts))
+        numbers = _matrices(of_experts)
+        facts["multiplied"] -= numbers - numbers * routed // experts
+        facts["expert_bytes"] = sum(stored.get(id(weight), weight.nbytes) for weight in of_experts)
         facts |= {"experts": experts, "routed": routed}
     return facts
 

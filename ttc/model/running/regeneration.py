@@ -26,7 +26,6 @@ from ttc.memory.kv import LayerShape
 from ttc.model.check.attention_check import deviation, is_precise
 from ttc.model.check.recording import REPLAY, AttentionCall
 from ttc.model.extra_arguments import ExtraArguments
-from ttc.model.packed_linear import pack_apart
 from ttc.model.running.model_changes import changes_nothing
 
 QUERY_NAMES = ("q_proj", "q_b_proj")
@@ -135,8 +134,7 @@ class Regeneration:
 
     shapes: those of the model's layers, with `input_dim` where regeneration gives what the layer
     computes; this is tried out at once. first: the layers before this one are left out, as they
-    run elsewhere. Where inputs are smaller than keys and values, queries that are packed with these
-    are packed apart, as they would be computed with them.
+    run elsewhere.
     """
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], first: int = 0):
@@ -219,12 +217,9 @@ class Regeneration:
             self.calls.append(call)
             width = None
             inputs = call.inputs
-            if inputs is not None and layer >= self.first:
-                if inputs.shape[-1] < shapes[layer].elements:
-                    for name in QUERY_NAMES:
-                        pack_apart(module, name)
-                if self._gives(layer, inputs, key, value):
-                    width = inputs.shape[-1]
+            here = layer >= self.first
+            if inputs is not None and here and self._gives(layer, inputs, key, value):
+                width = inputs.shape[-1]
             self.shapes += (replace(shapes[layer], input_dim=width),)
 
         self._run(FEW, lambda module, call, key, value: calls_of_few.append(call))

@@ -68,16 +68,6 @@ class ModelRunner(Protocol):
         ...
 
 
-class Graphs(Protocol):
-    """Decode passes that a device recorded."""
-
-    def forward(
-        self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None
-    ) -> Tensor | None:
-        """A pass, as `ModelRunner.forward`; None where it is not recorded."""
-        ...
-
-
 class HuggingFaceRunner:
     """Runs a transformers model, whose attention implementation is set to the engine's own.
 
@@ -106,7 +96,7 @@ class HuggingFaceRunner:
         self.watch = Watch(model)
         self.watch.on_change.append(partial(_check_adapters, model))
         self.link: Link | None = None
-        self.graphs: Graphs | None = None
+        self.graphs: Any = None  # decode passes that a device recorded (`ttc.cuda.graphs`)
         graphs_for = find("graphs", self.device.type)
         if graphs_for is not None and self.recurrent is None and not self.extras:
             self.graphs = graphs_for(self.watch, self.device)

@@ -13,7 +13,6 @@ from torch import Tensor
 from experiments.standins import small_models
 from tests.helpers.models import COMMON, FAMILIES, build
 from ttc.attention.hf_hook import IMPLEMENTATION, attention_set_to
-from ttc.model.packed_linear import PackedLinear, PackedProduct
 from ttc.model.running.regeneration import Regeneration
 from ttc.model.running.runner import HuggingFaceRunner
 
@@ -64,35 +63,6 @@ def test_trying_it_out_leaves_the_kv_alone_that_layers_share() -> None:
     assert [shape.input_dim for shape in regeneration.shapes] == [32, 32, None, None]
     with attention_set_to(model, "sdpa"):
         assert torch.equal(model(torch.tensor([[3, 1, 4]])).logits, expected)
-
-
-def test_packed_queries_are_not_computed_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build("opt")
-    attentions = [layer.self_attn for layer in model.model.decoder.layers]
-    tokens = [3, 1, 4, 1, 5]
-    expected, expected_logits = keys_and_values(model, tokens), model(torch.tensor([tokens])).logits
-    for attention in attentions:
-        names = "q_proj", "k_proj", "v_proj"
-        linears = [getattr(attention, name) for name in names]
-        product = PackedProduct.of(linears)
-        for index, name in enumerate(names):
-            setattr(attention, name, PackedLinear(linears[index], product, index))
-    regeneration = Regeneration(model, HuggingFaceRunner(model).shapes)
-    inputs = inputs_of(model, regeneration, tokens)
-    multiplied, multiply = list[int](), PackedProduct.product
-
-    def product_of(self: PackedProduct, x: Tensor) -> Tensor:
-        multiplied.append(multiply(self, x).shape[-1])
-        return multiply(self, x)
-
-    monkeypatch.setattr(PackedProduct, "product", product_of)
-    for layer, (kv, given) in enumerate(zip(expected, inputs, strict=True)):
-        for one, other in zip(regeneration(layer, given, torch.arange(5)), kv, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    assert multiplied == [2 * 32] * len(attentions)
-    with attention_set_to(model, "sdpa"):
-        logits = model(torch.tensor([tokens])).logits
-    torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-5)
 
 
 def test_query_projections_are_left_out_and_there_again_afterwards() -> None:

@@ -278,14 +278,6 @@ def test_requests_whose_rows_alternate_get_their_own_tokens_from_the_device() ->
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("event", EVENTS)
-def test_what_comes_between_two_tokens_changes_no_result(event: str) -> None:
-    asks = [Ask((20, 20, 20)), Ask((14,), after=4), Ask((12, 12), batch=1, text=(1, 2, 3, 4))]
-    found = compared(asks, [(8, event)])
-    assert used(found.batches[0]) > 3
-
-
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("event", "dropped"),
     [
@@ -298,7 +290,11 @@ def test_what_comes_between_two_tokens_changes_no_result(event: str) -> None:
         ("prefill", 0),
     ],
 )
-def test_a_pass_ahead_is_dropped_where_it_no_longer_fits(event: str, dropped: int) -> None:
+def test_what_comes_between_two_tokens_changes_no_result_and_drops_what_no_longer_fits(
+    event: str, dropped: int
+) -> None:
+    asks = [Ask((20, 20, 20)), Ask((14,), after=4), Ask((12, 12), batch=1, text=(1, 2, 3, 4))]
+    assert used(compared(asks, [(8, event)]).batches[0]) > 3
     found = play([Ask((5, 20, 20))], [(8, event)], run_ahead=True, eos=False)
     assert launched(found.batches[0]) - used(found.batches[0]) == dropped
 
@@ -358,16 +354,6 @@ def decoded(engine: Engine, limits: Sequence[int] = (9, 9, 9)) -> RunningBatch:
     return batch
 
 
-@pytest.mark.slow
-def test_a_cpu_and_an_engine_that_is_told_not_to_make_none() -> None:
-    assert make_engine().running_batch().ahead is None
-    device, _ = pretended_devices()
-    engine = Engine(copy.deepcopy(small(1)).to(device), Letters())
-    assert launched(decoded(engine)) == 8
-    engine.runtime.run_ahead = False
-    assert engine.running_batch().ahead is None
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -381,12 +367,9 @@ def test_a_cpu_and_an_engine_that_is_told_not_to_make_none() -> None:
 def test_gates_drafts_and_policies_that_move_kv_have_none(options: dict[str, Any]) -> None:
     assert ahead_engine(**options).running_batch().ahead is None
     assert ahead_engine(memory=Resident(30 * KIB)).running_batch().ahead is not None
-
-
-def test_recurrent_layers_have_none() -> None:
-    engine = engine_of("mamba")
-    engine.runtime.run_ahead = True
-    assert engine.running_batch().ahead is None
+    recurrent = engine_of("mamba")
+    recurrent.runtime.run_ahead = True
+    assert recurrent.running_batch().ahead is None
 
 
 def test_processors_read_tokens_first() -> None:

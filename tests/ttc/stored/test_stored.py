@@ -101,19 +101,15 @@ POLICIES: dict[str, Any] = {
     "capture": lambda: Capture(block_tokens=8),
 }
 BUDGET = 200_000 / 2**30
+KINDS_OF_TREES = [Kind.Q8_0, Kind.Q6_K, Kind.Q4_1, Kind.Q4_1, Kind.Q4_K, Kind.Q4_1]
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_tree_on_stored_weights_equals_plain_transformers(tmp_path: Path, policy: str) -> None:
-    engine, plain = _both(tmp_path, Kind.Q4_1, memory=POLICIES[policy]())
-    for branch in grow(engine):
-        assert_like_plain(plain, branch)
-
-
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q6_K], ids=lambda kind: kind.name)
-def test_trees_on_other_kinds_do_too(tmp_path: Path, kind: Kind) -> None:
-    engine, plain = _both(tmp_path, kind)
+@pytest.mark.parametrize(("policy", "kind"), zip(POLICIES, KINDS_OF_TREES, strict=True))
+def test_a_tree_on_stored_weights_equals_plain_transformers(
+    tmp_path: Path, policy: str, kind: Kind
+) -> None:
+    engine, plain = _both(tmp_path, kind, memory=POLICIES[policy]())
     for branch in grow(engine):
         assert_like_plain(plain, branch)
 

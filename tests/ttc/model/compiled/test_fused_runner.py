@@ -17,7 +17,6 @@ from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import COMMON, build, prompt, small
 from tests.helpers.processors import passes_on, skip_unless_runs
-from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, UnsupportedModel
 from ttc.attention.fused import SWITCH
@@ -31,7 +30,6 @@ from ttc.model.compiled.llama_structure import decoder_of
 from ttc.model.packed_linear import can_pack
 from ttc.model.runner_choice import runner_for
 from ttc.model.running.runner import HuggingFaceRunner
-from ttc.threads import by_pool, team
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
 LLAMA3 = {
@@ -94,6 +92,7 @@ def test_trees_by_compiled_layers_are_plain_transformers(
     plain = model_of(name)
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, runner="fused")
     assert isinstance(engine.runner, FusedRunner)
+    assert engine.runner.reason == f"compiled layers, built for {layers_kernel.processor()}"
     monkeypatch.setattr(engine.runner.modules, "forward", None)  # no pass goes through the modules
     for branch in grow(engine):
         assert_like_plain(plain, branch)
@@ -140,41 +139,17 @@ def test_a_row_gives_the_same_bits_beside_any_others(name: str, threads: int) ->
 
 
 def a_row_is_the_same_bits(name: str, threads: int) -> None:
-    runner = fused(model_of(name))
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     try:
-        alone = logits_of(runner, [5])
+        torch.set_num_threads(1)
+        alone = logits_of(fused(model_of(name)), [5])
+        torch.set_num_threads(threads)
+        runner = fused(model_of(name))
         for others in (1, 2, 3, 6, 7, 8, 33, 200):
             assert torch.equal(logits_of(runner, [5, *prompt(2, others)])[:1], alone)
             assert torch.equal(logits_of(runner, [*prompt(2, others), 5])[-1:], alone)
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
-@pytest.mark.parametrize("run", [team(), by_pool], ids=["team", "pool"])
-@torch.inference_mode()
-def test_two_threads_that_wait_for_each_other_find_what_one_finds(
-    dtype: torch.dtype, run: Callable[[int, int, int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, before, teams = model_of("wide rows", dtype), torch.get_num_threads(), list[int]()
-
-    def watched(function: int, parameters: int, threads: int) -> None:
-        teams.append(threads)
-        run(function, parameters, threads)
-
-    monkeypatch.setattr(ttc.threads, "team", lambda: watched)
-    found = []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            found.append(logits_of(fused(model), prompt(3, 150)))
-    finally:
-        torch.set_num_threads(before)
-    assert set(teams) == {2}
-    assert torch.equal(*found)
 
 
 @pytest.mark.slow
@@ -216,11 +191,19 @@ def with_adapter(model: Any) -> None:
     attention.v_proj = Adapted(attention.v_proj)
 
 
+def with_weights_in_place(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(3)
+
+
 def with_other_weights(model: Any) -> None:
     model.lm_head.weight.data = -model.lm_head.weight.data
 
 
-@pytest.mark.parametrize("change", [with_hook, with_forward, with_adapter, with_other_weights])
+@pytest.mark.parametrize(
+    "change",
+    [with_hook, with_forward, with_adapter, with_other_weights, with_weights_in_place],
+)
 def test_a_model_that_is_changed_after_load_runs_as_it_is_then(
     change: Callable[[Any], None],
 ) -> None:
@@ -229,17 +212,6 @@ def test_a_model_that_is_changed_after_load_runs_as_it_is_then(
     for model in (engine.model, plain):
         torch.manual_seed(1)
         change(model)
-    branch = engine.root(prompt(1, 12))
-    engine.generate([branch], 4, sampling=GREEDY)
-    assert_like_plain(plain, branch)
-
-
-def test_weights_that_are_changed_in_place_count_at_once() -> None:
-    plain = small()
-    engine = Engine(copy.deepcopy(plain), Letters(), runner="fused")
-    for model in (engine.model, plain):
-        with torch.no_grad():
-            model.model.layers[0].mlp.down_proj.weight.mul_(3)
     branch = engine.root(prompt(1, 12))
     engine.generate([branch], 4, sampling=GREEDY)
     assert_like_plain(plain, branch)
@@ -372,11 +344,6 @@ def test_other_processors_compute_the_same(processor: str, kind: str) -> None:
         "a vocabulary that fills no vector",
     )
     passes_on(processor, PROGRAM, __file__, kind, *names)
-
-
-def test_the_runner_says_which_build_runs() -> None:
-    reason = fused(small()).reason
-    assert reason == f"compiled layers, built for {layers_kernel.processor()}"
 
 
 def test_without_a_compiler_modules_run_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,19 +145,6 @@ def test_a_strategy_fills_the_gpus_layer_by_layer(monkeypatch: pytest.MonkeyPatc
         weights_over(model, "sequential")
 
 
-def test_a_map_that_does_not_fit_the_model_is_refused_before_weights_are_read(
-    tmp_path: Path, two_gpus: None
-) -> None:
-    save(tmp_path)
-    (tmp_path / "model.safetensors").write_text("not weights")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        with pytest.raises(InvalidInput, match=r"^device_map has no device for"):
-            Engine.from_pretrained(
-                tmp_path, device_map={"model.layers": 0, "lm_head": 1}, dtype="float32"
-            )
-
-
 def test_a_model_that_accelerate_keeps_elsewhere_than_it_computes_is_refused(
     tmp_path: Path,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -104,13 +105,6 @@ def test_loading_shows_no_bar_and_leaves_the_callers_own_alone(
     assert "Loading weights" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("dtype", ["int64", "float33", "nn", ""])
-def test_an_unknown_type_is_named(tmp_path: Path, dtype: str) -> None:
-    save(tmp_path)
-    with pytest.raises(InvalidInput, match=f"dtype='{dtype}' is not a floating-point type"):
-        load(str(tmp_path), device="cpu", dtype=dtype)
-
-
 def test_a_missing_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -119,19 +113,6 @@ def test_a_missing_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         load(str(tmp_path), device="cuda:1")
     assert load(str(tmp_path), device="auto", dtype="float32")[0].device.type == "cpu"
-
-
-@pytest.mark.parametrize("name", ["./missing", "~/no/such/model", "/no/such/model.gguf"])
-def test_a_missing_path_is_not_looked_up_on_the_hub(name: str) -> None:
-    with pytest.raises(UnsupportedModel, match=r"neither a folder nor|there is no file"):
-        load(name, device="cpu")
-
-
-def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    save(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "no-such-family"}')
-    with pytest.raises(UnsupportedModel, match="cannot load the model"):
-        load(str(tmp_path), device="cpu")
 
 
 def test_the_default_models_missing_package_is_named(
@@ -186,9 +167,7 @@ def test_a_conversion_that_fails_leaves_nothing(
     ):
         load("smollm2-135m", device="cpu")
     assert not [path for path in empty_cache.iterdir() if path.is_dir()]
-
-
-def test_a_cache_that_cannot_be_written_is_named(empty_cache: Path) -> None:
+    shutil.rmtree(empty_cache)
     empty_cache.write_text("a file where the folder should be")
     with pytest.raises(UnsupportedModel, match=r"cannot write the default model.*TTC_CACHE"):
         load("smollm2-135m", device="cpu")
@@ -291,17 +270,6 @@ def test_the_tokenizer_comes_without_the_weights(tmp_path: Path) -> None:
     assert load_tokenizer(str(tmp_path)).encode("a j", add_special_tokens=False) == [2, 11]
 
 
-def test_a_folder_is_loaded(tmp_path: Path) -> None:
-    save(tmp_path)
-    model, tokenizer = load(str(tmp_path), device="cpu", dtype="float32")
-    assert model.dtype == torch.float32 and not model.training
-    assert tokenizer.encode("a b", add_special_tokens=False) == [2, 3]
-    engine = Engine.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    branch = engine.root([3, 4])
-    engine.generate([branch], 3, sampling=Sampling(0))
-    assert len(branch.generated) in (1, 2, 3)
-
-
 @pytest.mark.parametrize(
     ("field", "name", "stored", "stated"),
     [
@@ -327,8 +295,9 @@ def test_a_config_that_does_not_fit_its_weights_names_one_and_both_shapes(
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="neither a folder"):
-        load("/no/such/folder")
+    for missing in ("/no/such/folder", "./missing", "~/no/such/model"):
+        with pytest.raises(UnsupportedModel, match="neither a folder"):
+            load(missing)
     with pytest.raises(UnsupportedModel, match="no file"):
         load(str(tmp_path / "missing.gguf"))
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
@@ -347,8 +316,9 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="no weights"):
         load(str(tmp_path))
     save(tmp_path)
-    with pytest.raises(InvalidInput, match="int8"):
-        load(str(tmp_path), dtype="int8")
+    for dtype in ("int8", "float33", "nn", ""):
+        with pytest.raises(InvalidInput, match=f"dtype='{dtype}' is not a floating-point type"):
+            load(str(tmp_path), device="cpu", dtype=dtype)
     with pytest.raises(InvalidInput, match="toaster"):
         load(str(tmp_path), device="toaster")
 

@@ -88,11 +88,6 @@ def test_an_adapters_weights_that_are_exchanged_in_place_count_at_once() -> None
     a_continuation(engine, branch)
 
 
-def test_an_activated_lora_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match=r"adapter 'default'.*activated LoRA \(aLoRA\)"):
-        Engine(adapted(alora_invocation_tokens=[5, 6]), None)
-
-
 def test_an_activated_lora_inside_of_a_model_of_transformers_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="activated LoRA"):
         Engine(adapted(alora_invocation_tokens=[5, 6]).base_model.model, None)
@@ -103,13 +98,6 @@ def test_learned_prompts_are_refused(name: str) -> None:
     peft = pytest.importorskip("peft")
     config = getattr(peft, name)(task_type="CAUSAL_LM", num_virtual_tokens=3)
     with pytest.raises(UnsupportedModel, match="it learns a prompt"):
-        Engine(peft.get_peft_model(small(), config).eval(), None)
-
-
-def test_experts_that_are_mixed_over_all_rows_are_refused() -> None:
-    peft = pytest.importorskip("peft")
-    config = peft.LilyConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"])
-    with pytest.raises(UnsupportedModel, match="it mixes its experts by a mean over all rows"):
         Engine(peft.get_peft_model(small(), config).eval(), None)
 
 
@@ -143,6 +131,7 @@ class Holder(nn.Module):
         ({"peft_type": "P_TUNING", "is_prompt_learning": True}, r"learns a prompt \(P_TUNING\)"),
         ({"peft_type": "XLORA"}, "by a first pass over the whole text"),
         ({"peft_type": "POLY"}, "the number of a task"),
+        ({"peft_type": "LILY"}, "it mixes its experts by a mean over all rows"),
         ({"peft_type": "LORA", "alora_invocation_tokens": None}, None),
         ({"peft_type": "IA3", "is_prompt_learning": False}, None),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
@@ -20,8 +20,8 @@ from ttc.scheduler.writing import room_of
 from ttc.tree.branch import StepEnd
 from ttc.usage import distinct
 
-if TYPE_CHECKING:
-    from ttc.speculation.base import Draft
+Guesses = Any
+"""What is asked for drafts (`ttc.speculation.base.Draft`)."""
 
 
 def why_not(runner: ModelRunner, residency: Residency, gate: Gate | None) -> str:
@@ -42,7 +42,7 @@ def why_not(runner: ModelRunner, residency: Residency, gate: Gate | None) -> str
 class DraftChecks:
     """The passes of one batch that check drafted tokens."""
 
-    def __init__(self, runtime: Runtime, draft: Draft):
+    def __init__(self, runtime: Runtime, draft: Guesses):
         self.runtime = runtime
         self.draft = draft
 
@@ -72,7 +72,7 @@ class DraftChecks:
                 tree.rewind(row.branch, len(row.branch.tokens) - 1)
 
 
-def drafts_for(rows: Sequence[Row], draft: Draft) -> list[list[int]]:
+def drafts_for(rows: Sequence[Row], draft: Guesses) -> list[list[int]]:
     """Drafted tokens for each row, as many as may pay, or none at all. The last token of a step is
     never drafted: the pass gives it in any case."""
     if len(rows) > draft.max_rows:
@@ -84,7 +84,8 @@ def drafts_for(rows: Sequence[Row], draft: Draft) -> list[list[int]]:
     if not any(counts):
         return []
     samplings = [row.request.sampling for row in rows]
-    return draft.propose([row.branch for row in rows], counts, samplings)
+    drafts: list[list[int]] = draft.propose([row.branch for row in rows], counts, samplings)
+    return drafts
 
 
 def keep_drawn(
@@ -92,7 +93,7 @@ def keep_drawn(
     drafts: Sequence[Sequence[int]],
     logits: Tensor,
     processors: Sequence[Processor],
-    draft: Draft,
+    draft: Guesses,
 ) -> dict[Row, StepEnd]:
     """Draw token after token for each row, as long as the one before was drafted as it was drawn.
     Returns the rows whose step is over.

@@ -2,9 +2,12 @@
 
 import sys
 
+import pytest
+
 from tests.helpers.processes import finished
 
 
+@pytest.mark.slow
 def test_an_engine_can_be_imported_without_the_experts_of_any_family() -> None:
     code = (
         "import sys, ttc.engine, ttc.stored.mxfp4_loading, ttc.stored.gguf_loading; "

@@ -159,20 +159,13 @@ def _always(processor: Any) -> Processor:
     return ByLength(lambda *_: processor)
 
 
-def _repetition(value: Any, config: Any) -> Processor:
-    return Repetition(hf.RepetitionPenaltyLogitsProcessor(value).penalty)
+def _repetition(value: Any, of_prompt: bool = False) -> Processor:
+    penalty = hf.RepetitionPenaltyLogitsProcessor(value).penalty
+    return Repetition(1 / penalty if of_prompt else penalty, of_prompt)
 
 
-def _prompt_repetition(value: Any, config: Any) -> Processor:
-    return Repetition(1 / hf.RepetitionPenaltyLogitsProcessor(value).penalty, of_prompt=True)
-
-
-def _no_repeat(value: Any, config: Any) -> Processor:
-    return NoRepeatNGram(hf.NoRepeatNGramLogitsProcessor(value).ngram_size)
-
-
-def _prompt_no_repeat(value: Any, config: Any) -> Processor:
-    return NoRepeatNGram(hf.NoRepeatNGramLogitsProcessor(value).ngram_size, of_prompt=True)
+def _no_repeat(value: Any, of_prompt: bool = False) -> Processor:
+    return NoRepeatNGram(hf.NoRepeatNGramLogitsProcessor(value).ngram_size, of_prompt)
 
 
 def _bad_words(value: Any, config: Any) -> Processor:
@@ -226,10 +219,10 @@ def _ends(config: Any) -> list[int]:
 
 HONOURED: Mapping[str, tuple[Asks, Make]] = {
     "sequence_bias": (_is_set, lambda value, _: _always(hf.SequenceBiasLogitsProcessor(value))),
-    "encoder_repetition_penalty": (_is_penalty, _prompt_repetition),
-    "repetition_penalty": (_is_penalty, _repetition),
-    "no_repeat_ngram_size": (_is_count, _no_repeat),
-    "encoder_no_repeat_ngram_size": (_is_count, _prompt_no_repeat),
+    "encoder_repetition_penalty": (_is_penalty, lambda value, _: _repetition(value, True)),
+    "repetition_penalty": (_is_penalty, lambda value, _: _repetition(value)),
+    "no_repeat_ngram_size": (_is_count, lambda value, _: _no_repeat(value)),
+    "encoder_no_repeat_ngram_size": (_is_count, lambda value, _: _no_repeat(value, True)),
     "bad_words_ids": (_is_set, _bad_words),
     "min_length": (_is_count, _least_length),
     "min_new_tokens": (_is_count, _least_new_tokens),

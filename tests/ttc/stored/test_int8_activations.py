@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 from experiments.standins.random_gguf import Shape, random_weight, write_llama
 from tests.helpers.models import prompt
 from tests.helpers.processors import passes_on, skip_unless_runs
+from tests.helpers.tiers import slow
 from ttc import Engine, InvalidInput
 from ttc.model.compiled.compiled_check import check_runner
 from ttc.model.compiled.fused_runner import FusedRunner
@@ -61,7 +62,7 @@ def test_rows_become_the_nearest_integers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)], ids=str)
 def test_products_are_those_of_rounded_rows(kind: Kind, dtype: torch.dtype) -> None:
     packed = random_weight(kind, 21, WIDTH, 0.02)
     weight = torch.from_numpy(gguf.dequantize(packed, kind)).double()

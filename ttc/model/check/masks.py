@@ -163,12 +163,9 @@ def _lengths(fields: dict[Any, Any]) -> Iterator[int]:
 
 
 def check_windows(model: Any, sights: Iterable[tuple[int, Sight]], context: int) -> None:
-    """Raise UnsupportedModel where a layer's cache keeps less than the layer sees without one.
-
-    The cache of `generate` is made by the configuration alone. Where a layer's attention applies no
-    such window, as in a Llama with a `sliding_window` left over in its config.json, a run without a
-    cache sees all tokens, and `generate` loses sight of the early ones. A layer's window in the
-    cache is compared with what its mask lets it see.
+    """Raise UnsupportedModel where a layer's cache, which `generate` makes by the configuration
+    alone, keeps less than the layer sees without one: as in a Llama with a `sliding_window` left
+    over in its config.json.
 
     sights: the numbers of layers, and what their tokens see. context: the model's, in tokens.
     """

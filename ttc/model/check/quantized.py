@@ -22,10 +22,9 @@ OTHERS = 100.0
 """What all rows but the first are multiplied by, to see whether the first one changes."""
 NUMBERS = 8192
 NUDGE = 1e-5
-"""How many numbers a layer gets in the check for steps, and by which part of them they change. In a
-layer that rounds its inputs to 8 bits some of these come to lie on another step. Measured changes
-of the outputs: 1e-5 for plain layers and for torchao's weights alone; 1e-3 to 3e-3 where torchao
-quantizes activations as they come."""
+"""How many numbers a layer gets in the check for steps, and by which part of them they change.
+Outputs change by 1e-5 in plain layers, and by 1e-3 to 3e-3 where torchao quantizes activations as
+they come: some come to lie on another of its steps."""
 
 
 def check_quantization(config: Any, device: torch.device) -> str | None:
@@ -64,12 +63,9 @@ def check_quantization(config: Any, device: torch.device) -> str | None:
 
 @torch.inference_mode()
 def check_rows_apart(model: Any) -> None:
-    """What a quantized linear layer gives for a row must not depend on other rows of the pass.
-
-    It also must not in float32 by the rounding of its inputs, as torchao does that quantizes
-    activations: attention over other rows rounds in another way, and a number that comes to lie on
-    the next step of 8 bits is off by 1e-2. Raises UnsupportedModel.
-    """
+    """Raise UnsupportedModel where what a quantized linear layer gives for a row depends on other
+    rows of the pass: by looking at them, or in float32 by rounding its inputs to 8 bits, where
+    attention over other rows has a number come to lie on another step."""
     if not getattr(model, "is_quantized", False):
         return
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)

@@ -105,8 +105,7 @@ def partition(
 
 @dataclass
 class _Block:
-    """What a pass of one token shows of a block: whether it runs, elements of KV and of scores, its
-    window, bytes of its states, and elements of its recurrent ones."""
+    """What a pass of one token shows of a block. state_elements: of its recurrent states alone."""
 
     runs: bool = False
     kv_elements: int = 0

@@ -36,13 +36,11 @@ FEWEST_TURNS = 3
 
 
 class MeasuredTimes:
-    """The times of a layer, per token: lines through what this machine takes, measured when needed.
+    """The times of a layer, per token: lines through what this machine takes, measured when needed
+    for as many rows and tokens as a pass has, in mini-batches that take turns in two buffers.
 
-    They are measured under the conditions of a pass: for as many rows and tokens, and mini-batches
-        of the policy's size that take turns in two buffers, so that caches hold as little of them.
-
-    block_tokens: tokens of a block, which is attended by itself.
-    mini_batch_tokens: the most that a mini-batch takes.
+    block_tokens: tokens of a block, which is attended by itself. mini_batch_tokens: the most of a
+    mini-batch.
     """
 
     def __init__(

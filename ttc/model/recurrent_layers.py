@@ -16,9 +16,9 @@ FIND_TOKENS = 4
 """Tokens that a model runs on to see which modules they are."""
 
 
-PassStates = Any
+StatesOfPass = Any
 """The states of a pass over new tokens (`ttc.recurrent.pass_states`)."""
-RunningStates = Any
+StatesOfBranches = Any
 """The states of branches that decode (`ttc.recurrent.running_states`)."""
 
 
@@ -45,9 +45,9 @@ class Recurrent(Protocol):
 
     def go_on_with(self, batches: Sequence[StateBatch]) -> None: ...
 
-    def pass_states(self, runtime: Any) -> PassStates: ...
+    def pass_states(self, runtime: Any) -> StatesOfPass: ...
 
-    def running_states(self, runtime: Any) -> RunningStates: ...
+    def running_states(self, runtime: Any) -> StatesOfBranches: ...
 
 
 def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:

@@ -14,7 +14,7 @@ from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan, Run
 from ttc.backend import Purpose
 from ttc.memory.storage import Places
-from ttc.model.recurrent_layers import PassStates
+from ttc.model.recurrent_layers import StatesOfPass
 from ttc.passes.runtime import Runtime
 from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
@@ -188,7 +188,7 @@ def require(runtime: Runtime, targets: Sequence[Target]) -> None:
 
 
 def _run(
-    runtime: Runtime, targets: Sequence[Target], new: Sequence[New], states: PassStates | None
+    runtime: Runtime, targets: Sequence[Target], new: Sequence[New], states: StatesOfPass | None
 ) -> Tensor:
     if states is None:
         return run(runtime, new)
@@ -207,7 +207,7 @@ def _run(
 @contextmanager
 def _chunk(
     runtime: Runtime, targets: Sequence[Target]
-) -> Iterator[tuple[list[Target], list[New], PassStates | None]]:
+) -> Iterator[tuple[list[Target], list[New], StatesOfPass | None]]:
     """The next tokens that a pass computes, with their places; taken back where it fails."""
     tree, left = runtime.tree, runtime.prefill_tokens
     states = runtime.pass_states()

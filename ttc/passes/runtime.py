@@ -24,7 +24,7 @@ from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
 
 if TYPE_CHECKING:
-    from ttc.model.recurrent_layers import PassStates
+    from ttc.model.recurrent_layers import StatesOfPass
     from ttc.model.running.lens import Lens
 
 
@@ -104,7 +104,7 @@ class Runtime:
         self.memory.used([*(piece.kv for piece in pieces), *places])
         return Plan(pieces, positions, runs, self.residency)
 
-    def pass_states(self) -> PassStates | None:
+    def pass_states(self) -> StatesOfPass | None:
         """The recurrent states of a pass; None for models without any."""
         recurrent = self.runner.recurrent
         return None if recurrent is None else recurrent.pass_states(self)

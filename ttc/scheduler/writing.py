@@ -8,7 +8,7 @@ from contextlib import suppress
 from ttc.attention.plan import Plan, Run
 from ttc.errors import OutOfMemory
 from ttc.memory.storage import Places, Storage, room_for
-from ttc.model.recurrent_layers import RunningStates
+from ttc.model.recurrent_layers import StatesOfBranches
 from ttc.passes.runtime import Runtime
 from ttc.scheduler.rows import Row, paths
 from ttc.tree.branch import Branch
@@ -27,7 +27,9 @@ class Writing:
         self.runtime = runtime
         self.storages: dict[Row, dict[Storage, None]] = {}
         recurrent = runtime.runner.recurrent
-        self.states: RunningStates | None = recurrent.running_states(runtime) if recurrent else None
+        self.states: StatesOfBranches | None = (
+            recurrent.running_states(runtime) if recurrent else None
+        )
 
     def enter(self, rows: Sequence[Row]) -> None:
         """Begin a group. Raises OutOfMemory, and changes nothing then."""
@@ -94,7 +96,7 @@ class Writing:
         if self.states is not None and not self.storages:
             self.states.clear()
 
-    def _leave_state(self, branch: Branch, states: RunningStates) -> None:
+    def _leave_state(self, branch: Branch, states: StatesOfBranches) -> None:
         """Keep a branch's state at its leaf; without it, its KV is computed again."""
         tree = self.runtime.tree
         if branch.leaf.state is None:

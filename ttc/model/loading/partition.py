@@ -35,7 +35,7 @@ ROUTED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_exp
 
 Weights = dict[int, Tensor]
 """Weights by id."""
-Stored = Mapping[int, int]
+KeptBytes = Mapping[int, int]
 """The bytes of weights that are kept in another form, by id."""
 
 
@@ -208,7 +208,7 @@ def _units(
     blocks: list[nn.Module],
     observed: _Observed,
     dtype: torch.dtype,
-    stored: Stored,
+    stored: KeptBytes,
 ) -> tuple[Unit, ...]:
     config = model.config.get_text_config()
     before, after = _around(model, blocks, observed)
@@ -250,7 +250,7 @@ def _weights(modules: Iterable[nn.Module]) -> Weights:
     return {id(weight): weight for each in modules for weight in each.parameters(recurse=False)}
 
 
-def _bytes_and_ties(weights: dict[str, Weights], stored: Stored) -> dict[str, dict[str, Any]]:
+def _bytes_and_ties(weights: dict[str, Weights], stored: KeptBytes) -> dict[str, dict[str, Any]]:
     """`param_bytes` and `tied` of each unit: the last one that has a weight counts it."""
     counted: dict[str, dict[str, Any]] = {}
     owners: dict[int, str] = {}
@@ -267,7 +267,7 @@ def _bytes_and_ties(weights: dict[str, Weights], stored: Stored) -> dict[str, di
     return counted
 
 
-def _multiplied(block: nn.Module, config: Any, stored: Stored) -> dict[str, Any]:
+def _multiplied(block: nn.Module, config: Any, stored: KeptBytes) -> dict[str, Any]:
     weights = dict(block.named_parameters())
     facts: dict[str, Any] = {"multiplied": _matrices(weights.values())}
     of_experts = [weight for name, weight in weights.items() if "experts" in name.split(".")]

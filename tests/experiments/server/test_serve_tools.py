@@ -94,13 +94,15 @@ def test_a_streamed_call_is_a_delta_of_its_own(said: str) -> None:
 
 def test_what_only_looks_like_a_call_is_text() -> None:
     """Also where no tools are offered, or none is to be called."""
-    for said, options in [
-        ("2 <tool_c", {}),
-        (call("Rome"), {"tools": []}),
-        (call("Rome"), {"tool_choice": "none"}),
-        (call("Rome").replace("weather", "time"), {}),
-    ]:
-        with served([said], OWN) as client:
+    says = [""]
+    with served(says, OWN) as client:
+        for said, options in [
+            ("2 <tool_c", {}),
+            (call("Rome"), {"tools": []}),
+            (call("Rome"), {"tool_choice": "none"}),
+            (call("Rome").replace("weather", "time"), {}),
+        ]:
+            says[0] = said
             choice = asked(client, **options).choices[0]
             assert (choice.message.content, choice.finish_reason) == (said, "stop")
             chunks = list(asked(client, stream=True, **options))

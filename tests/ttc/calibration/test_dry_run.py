@@ -11,7 +11,7 @@ from tests.helpers.models import deep
 from tests.helpers.offloading import KIB
 from tests.helpers.recurrent import engine_of as recurrent_engine
 from tests.helpers.scripted import Scores
-from tests.helpers.tiers import some_quick
+from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, Paged
 from ttc.calibration.dry_run import BranchRecorder, Moved, dry_run
@@ -42,7 +42,7 @@ def vowels(branch: Branch) -> float:
     return sum(branch.text.count(letter) for letter in "aeiou") / (1 + len(branch.text))
 
 
-@pytest.mark.parametrize("cache", [None, BlockCache(4, block_tokens=8)])
+@pytest.mark.parametrize("cache", [None, slow(BlockCache(4, block_tokens=8))])
 @pytest.mark.parametrize(("search", "policy"), some_quick(CASES, QUICK))
 def test_a_dry_run_says_what_crosses_the_link(
     search: str, policy: str, cache: BlockCache | None
@@ -68,7 +68,7 @@ def test_a_dry_run_says_what_crosses_the_link(
     assert found.to_device.total() > 0 or once
 
 
-@pytest.mark.parametrize("policy", [Layerwise, BeamGroups, Paged, Headwise])
+@pytest.mark.parametrize("policy", [slow(Layerwise), BeamGroups, slow(Paged), slow(Headwise)])
 def test_recurrent_states_run_dry_too(policy: Any) -> None:
     sizes = recurrent_engine("lfm2: convolutions").memory
     budget_gib = (4 * sizes.states.nbytes + 60 * sizes.bytes_per_token) / 2**30

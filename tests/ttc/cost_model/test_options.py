@@ -365,6 +365,7 @@ def test_recurrent_states_leave_for_the_host_where_they_do_not_fit() -> None:
     assert found(5 * 28 - 1)["resident"].device_bytes == WEIGHTS + 5 * 28
 
 
+@pytest.mark.slow
 @given(budget=st.integers(0, WEIGHTS + KV))
 def test_what_does_not_fit_names_the_bytes_with_which_it_would(budget: int) -> None:
     for key, option in plan(budget).items():

@@ -126,12 +126,7 @@ def _competition(row: Row, name: str, config: DatasetConfig) -> Problem:
     asked = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
     gold = text_of(row, config.fields.answer or fields.get("answer") or "answer")
     solution = config.fields.solution or fields.get("solution")
-    return Problem(
-        text_of(row, asked),
-        name,
-        re.sub(r"\.0+$", "", gold),
-        _solution(row, solution),
-    )
+    return Problem(text_of(row, asked), name, re.sub(r"\.0+$", "", gold), _solution(row, solution))
 
 
 def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:

@@ -75,6 +75,7 @@ def test_branches_that_a_search_let_go_of_count_too(tmp_path: Path) -> None:
     assert figures["rows"][0]["branches"] == summary["branches"]
 
 
+@pytest.mark.slow
 def test_unknown_marks_are_counted_of_branches_that_were_let_go_of_too(tmp_path: Path) -> None:
     """The model's tokenizer knows no marks, and all of its branches write one."""
     tokenizer = thinker(TURNS)

@@ -180,15 +180,7 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
         line = [name, str(len(group)), percent(figures["accuracy"]), interval, *costs, *shown]
         lines.append((figures["accuracy"], line))
     lines.sort(key=lambda scored: -scored[0])
-    columns = (
-        "row",
-        "seeds",
-        "accuracy",
-        "95% interval",
-        "generated",
-        "verifier",
-        "FLOPs",
-    )
+    columns = ("row", "seeds", "accuracy", "95% interval", "generated", "verifier", "FLOPs")
     return Table(dataset, (*columns, *preds), [line for _, line in lines], [ABOUT])
 
 

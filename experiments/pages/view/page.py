@@ -12,12 +12,7 @@ from typing import Any
 from experiments.runs.finished import FinishedRun
 from experiments.runs.reading import check_whole
 from experiments.runs.records import chosen_branch
-from experiments.runs.summary import (
-    approximations_by_settings,
-    failed,
-    seconds_at_work,
-    summarise,
-)
+from experiments.runs.summary import approximations_by_settings, failed, seconds_at_work, summarise
 from ttc.errors import InvalidInput
 from ttc.tool_calls import spelt
 

@@ -19,7 +19,7 @@ from tests.experiments.test_branch_counts import LIMIT, SEARCH, records_of, save
 from tests.helpers.runs import composed, save_rows
 
 
-@pytest.mark.few
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("settings", "answer", "branch", "counts", "advice"),
     [

@@ -27,6 +27,7 @@ def leaderboard(folder: Path) -> None:
     write_predictions(found, folder / "predictions.jsonl")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "command", [lambda f: view(parsed([str(f)])), leaderboard], ids=["view", "leaderboard"]
 )

@@ -75,13 +75,7 @@ def test_the_page_holds_the_run_and_its_trees(tmp_path: Path) -> None:
     first, _, last = data["problems"]
     assert [n["own"] for n in first["nodes"]] == [7, 3, 3, 3, 3] and [
         n["from"] for n in first["nodes"]
-    ] == [
-        0,
-        7,
-        7,
-        10,
-        10,
-    ]
+    ] == [0, 7, 7, 10, 10]
     # its answer is the problem's, node 3's is not
     assert first["chosen"] == 4 and first["nodes"][4]["answer"] == "7"
     assert [n["correct"] for n in first["nodes"]] == [None, None, None, False, True]

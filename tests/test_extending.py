@@ -283,7 +283,6 @@ SETTINGS = (
             ["search=my_search.Sure"],
             "my_search.Sure cannot be imported: .* has no attribute 'Sure'",
         ),
-        (["search._target_=a.B"], "search._target_=a.B: a class .* its group; give search=a.B$"),
         (
             ["search=my_verifier.UsesTheNumbers"],
             "is no search; make it a class that inherits from search.Search$",

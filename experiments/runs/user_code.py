@@ -3,11 +3,11 @@ hashed."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from experiments.runs.config_values import as_dict
 from experiments.runs.run_name import is_own
 from experiments.runs.schema import GROUPS
 from ttc.errors import InvalidInput
-from ttc.origin import OURS, error_text, origin
+from ttc.origin import error_text, origin
 
 OF_DATA = ("dataset.reader", "dataset.extract", "dataset.grader")
 """Settings that may hold the path of a function; a reader without a dot is one of ours."""
@@ -88,18 +88,42 @@ def _texts(part: Any, key: str) -> Iterator[tuple[str, str]]:
 
 def code_files(module: str) -> list[Path]:
     """The file of an imported module, and those of the user's that it imports, directly or through
-    each other, from its folder and folders in it; of an installed package all its files. A module
-    that is not written in Python has none."""
+    each other: from its folder and folders in it, or from its installed package. A module that is
+    not written in Python has none."""
     name = getattr(sys.modules[module], "__file__", None)
     if name is None or not name.endswith(".py"):
         return []
     first = Path(name).resolve()
     root = first.parents[module.count(".") + (first.name == "__init__.py")]
-    if "site-packages" in root.parts:
-        files = {first, *(root / module.partition(".")[0]).rglob("*.py")}
-    else:
-        finder = ModuleFinder([str(root)], excludes=OURS)
-        finder.import_hook(module)
-        found = vars(finder)["modules"].values()
-        files = {Path(one.__file__) for one in found if one.__file__}
+    installed = "site-packages" in root.parts
+    package = module.partition(".")[0]
+    files = {first}
+    left = [first]
+    while left:
+        parts = [name.split(".") for name in _imported(left.pop(), root) if is_own(name)]
+        names = [".".join(part[:count]) for part in parts for count in range(1, len(part) + 1)]
+        if installed:
+            names = [name for name in names if name.partition(".")[0] == package]
+        new = {file for name in names if (file := _file_of(name, root)) is not None} - files
+        files |= new
+        left += sorted(new)
     return [first, *sorted(files - {first})]
+
+
+def _imported(file: Path, root: Path) -> Iterator[str]:
+    """The dotted names that a file's imports may mean, as seen from `root`."""
+    package = file.parent.relative_to(root).parts
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+
+
+def _file_of(module: str, root: Path) -> Path | None:
+    place = root.joinpath(*module.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return next((file for file in files if module and file.is_file()), None)

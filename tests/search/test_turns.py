@@ -171,6 +171,17 @@ def test_every_attempt_of_a_search_stands_on_the_whole_chat(name: str) -> None:
     assert not backend.live
 
 
+def test_a_searchs_settings_may_keep_the_models_own_tokens() -> None:
+    words = plain_marks("qwen_3")
+    backend = Thinking(lambda branch: f"{THOUGHT}four", words)
+    result = revised(backend, PromptTemplate("{question}", keep_generated=True), attempts=2)
+    before = whole(words, QUESTION) + backend.encode(f"{THOUGHT}four")
+    after = backend.encode(
+        f"<|im_end|>\n<|im_start|>user\n{WORDS}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert sequences(result)[2] == before + after
+
+
 def test_answers_that_are_put_after_the_question_anew_are_part_of_the_whole_chat() -> None:
     words = plain_marks("qwen_3")
     says = [f"{THOUGHT}{answer}" for answer in ("four", "five", "six")]

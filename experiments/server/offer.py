@@ -93,6 +93,8 @@ class Offer:
             if limited:
                 settings = {"max_tokens": tokens} | settings
         sampling = {key: value for key in SAMPLING if (value := getattr(body, key)) is not None}
+        if sampling.get("top_k") == -1:  # all tokens, as vLLM's clients say
+            sampling["top_k"] = 0
         return name, self._with_settings(search, sampling | self._thinking(body, limited), settings)
 
     def _thinking(self, body: Body, limited: bool) -> dict[str, Any]:

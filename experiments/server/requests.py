@@ -39,17 +39,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _off(value: bool) -> bool:
-    if value:
-        raise ValueError("not offered here; leave it out")
-    return value
+def _only(value: Any) -> AfterValidator:
+    """For a field that is not offered: it is taken with the value that asks for nothing."""
+
+    def check(given: Any) -> Any:
+        if given != value or isinstance(given, bool) != isinstance(value, bool):
+            raise ValueError("not offered here; leave it out")
+        return given
+
+    return AfterValidator(check)
 
 
 Plain = Annotated[Any, AfterValidator(_plain)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 Limit = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
-Off = Annotated[bool, AfterValidator(_off)]
-Zero = Annotated[float, Field(ge=0, le=0)]
 
 
 class Strict(BaseModel):
@@ -176,7 +179,7 @@ class Body(Strict):
     n: Limit = 1
     temperature: float | None = Field(None, ge=0, le=MAX_WHOLE)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=MAX_WHOLE)
+    top_k: int | None = Field(None, ge=-1, le=MAX_WHOLE)
     min_p: float | None = Field(None, ge=0, lt=1)
     seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED)
     stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=MAX_STOPS)] = []
@@ -186,11 +189,16 @@ class Body(Strict):
     reasoning_effort: Literal["none", "low", "medium", "high"] | None = None
 
     # not offered: taken where they ask for nothing
-    logprobs: Off = False
-    echo: Off = False
-    best_of: Annotated[int, Field(ge=1, le=1)] = 1
-    presence_penalty: Zero = 0
-    frequency_penalty: Zero = 0
+    logprobs: Annotated[Any, _only(False)] = False
+    echo: Annotated[Any, _only(False)] = False
+    best_of: Annotated[Any, _only(1)] = 1
+    presence_penalty: Annotated[Any, _only(0)] = 0
+    frequency_penalty: Annotated[Any, _only(0)] = 0
+    repetition_penalty: Annotated[Any, _only(1)] = 1
+    length_penalty: Annotated[Any, _only(1)] = 1
+    min_tokens: Annotated[Any, _only(0)] = 0
+    ignore_eos: Annotated[Any, _only(False)] = False
+    skip_special_tokens: Annotated[Any, _only(True)] = True
     logit_bias: dict[str, float] = Field({}, max_length=0)
     response_format: TextFormat | None = None
 
@@ -220,6 +228,9 @@ class ChatBody(Body):
     tools: list[ToolBody] = Field([], max_length=128)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True
+    functions: Annotated[Any, _only([])] = []
+    modalities: Annotated[Any, _only(["text"])] = ["text"]
+    add_generation_prompt: Annotated[Any, _only(True)] = True
     max_completion_tokens: Limit | None = None
     chat_template_kwargs: dict[str, Plain] = {}
 

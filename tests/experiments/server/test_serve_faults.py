@@ -236,7 +236,9 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop": ""}, "stop", "stop='': "),
     ({"logprobs": 0}, "logprobs", "logprobs=0: "),
     ({"logprobs": True}, "logprobs", "logprobs=True: not offered here"),
-    ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty=0.5: "),
+    ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty=0.5: not offered here"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty", "repetition_penalty=1.1: not offered"),
+    ({"ignore_eos": 0}, "ignore_eos", "ignore_eos=0: not offered"),
     ({"temprature": 1}, "temprature", "is not offered here; leave it out, or is it temperature"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "=low is for chat templates with reasoning_"),
     ({"prompt": "a", "reasoning_effort": "high"}, "reasoning_effort", "=high is for chat templ"),
@@ -325,6 +327,9 @@ NOTHING_ASKED: list[dict[str, Any]] = [
     {"tool_choice": "required", "parallel_tool_calls": True, "user": "me", "top_p": None},
     {"tools": [], "response_format": {"type": "text"}, "presence_penalty": 0, "logprobs": False},
     {"chat_template_kwargs": {"enable_thinking": False}},
+    {"repetition_penalty": 1.0, "length_penalty": 1.0, "min_tokens": 0, "ignore_eos": False},
+    {"skip_special_tokens": True, "add_generation_prompt": True, "modalities": ["text"]},
+    {"functions": [], "best_of": 1, "echo": False, "frequency_penalty": 0.0, "top_k": -1},
 ]
 
 

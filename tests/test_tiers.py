@@ -18,6 +18,7 @@ SLOW_FILES = {
     "tests/search/test_types.py",
     "tests/ttc/model/loading/test_default_model.py",
     "tests/ttc/placement/test_placed_loading.py",
+    "tests/ttc/stored/test_imports.py",
     "tests/ttc/test_tiles.py",
     "tests/verifiers/programs/test_ratings_by_pass.py",
 }

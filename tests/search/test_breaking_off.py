@@ -96,7 +96,7 @@ def test_a_cancelled_problem_makes_no_pass_more_and_says_so(search: Search) -> N
     with at_pass(engine, 0, lambda: None) as passes:
         whole = solve(search, problem="a" * 40, engine=engine, **options)
     assert whole.stopped is None
-    for number in range(1, len(passes) + 1, 3):
+    for number in range(1, len(passes) + 1, 7):
         engine, cancel = make_engine(context=160, prefill_tokens=8), threading.Event()
         with at_pass(engine, number, cancel.set) as made:
             result = solve(search, problem="a" * 40, engine=engine, cancel=cancel, **options)

@@ -179,7 +179,7 @@ def test_a_real_model_that_loops_is_stopped_there_alone_and_beside_others() -> N
             assert best.tokens[:at] == full.best.tokens[:at]
             assert len(best.tokens) == at
     assert any(ends)
-    for parts, options in PARTS:
+    for parts, options in (PARTS[1], PARTS[-1]):
         together = solved(search, real(**parts), [*ASKS], **asked, **options)
         assert list(map(seen, together)) == list(map(seen, alone))
 

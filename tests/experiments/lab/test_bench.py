@@ -33,7 +33,7 @@ Rows = dict[str, dict[str, Any]]
 def rows() -> Rows:
     model = tiny()
     return {
-        arm: measure(model, Silent(), arm, Case(12, 64, 96, 32, arm not in PRIVATE)) for arm in ARMS
+        arm: measure(model, Silent(), arm, Case(12, 64, 64, 32, arm not in PRIVATE)) for arm in ARMS
     }
 
 

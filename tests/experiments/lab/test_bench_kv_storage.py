@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments.lab.bench import kv_storage
 from tests.helpers.benches import save_tiny_model
@@ -17,6 +18,7 @@ def test_errors_bytes_and_times_are_measured(
 ) -> None:
     monkeypatch.setattr(kv_storage, "CASES", ((2, 20, 8),))
     monkeypatch.setattr(kv_storage, "ROUNDS", 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     out = tmp_path / "kv_storage.json"
     kv_storage.run(texts=2, tokens=40, model=save_tiny_model(tmp_path / "model"), out=out)
     found = json.loads(out.read_text(encoding="utf-8"))

@@ -211,7 +211,7 @@ def test_the_decode_gate_stops_who_trails_and_the_leader_goes_on_exactly(case: s
     ("case", "reason"),
     [
         ("hrm_text", "has no list of its 8 decoder layers"),
-        ("mllama", "the last of its decoder layers does not run on text alone"),
+        ("mllama", "its last layer does not run on text alone"),
     ],
 )
 def test_models_without_a_lens_are_refused_by_name(case: str, reason: str) -> None:

@@ -237,13 +237,14 @@ def test_what_a_window_hides_does_not_cross() -> None:
 def test_what_is_read_in_pieces_takes_longer_than_what_is_there() -> None:
     rates = replace(DEVICE, attention_flops={1: 100}, streamed_flops={1: 50}, piece_s=3)
     work, group = Pass(2, own_tokens=9, shared_tokens=9), BLOCK.group / 2
-    read = StreamedRead(0, shared_tokens=10, own_tokens=0, shared_pieces=1, own_pieces=0)
+    shared = {"shared_tokens": 10, "shared_pieces": 1}
+    read = StreamedRead(0, own_tokens=0, own_pieces=0, **shared)
     longer_s = 2 * 10 * 2 * 10 * (1 / 50 - 1 / 100)
     assert group == 1 and read.piecemeal_s(BLOCK, rates, work) == pytest.approx(longer_s + 3)
     # a piece holds `RUN` tokens of a branch, as it was measured
-    own = read._replace(own_tokens=RUN, own_pieces=1)
+    own = StreamedRead(0, own_tokens=RUN, own_pieces=1, **shared)
     assert own.piecemeal_s(BLOCK, rates, work) == pytest.approx(longer_s + 3 * 3)
-    longer = own._replace(own_tokens=RUN + 10)
+    longer = StreamedRead(0, own_tokens=RUN + 10, own_pieces=1, **shared)
     assert longer.piecemeal_s(BLOCK, rates, work) == pytest.approx(2 * longer_s + 3 * 3)
 
 

@@ -28,7 +28,7 @@ demo: $(READY)  ## solve problems with the default model, search and verifier; S
 test: $(READY)  ## every part once, in some minutes on two cores with AVX-512
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(READY)  ## every test, in 30 to 60 minutes on two cores with AVX-512
+test-all: $(READY)  ## every test, in 20 to 60 minutes on two cores with AVX-512
 	$(BIN)/python -m pytest
 
 test-newest:  ## `make test` on the newest Python that is found; without one it is skipped

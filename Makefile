@@ -23,7 +23,7 @@ demo: $(READY)  ## solve problems with the default model, search and verifier; S
 	@echo
 	@echo "What the search bought, on the same problems; 'generated' are tokens per problem:"
 	@echo
-	@$(BIN)/python -m experiments.compare outputs/sums-greedy-seed0 outputs/sums-$(SEARCH)-arithmetic-seed0
+	@$(BIN)/python -m experiments.compare --brief outputs/sums-greedy-seed0 outputs/sums-$(SEARCH)-arithmetic-seed0
 
 test: $(READY)  ## every part once, in some minutes on two cores with AVX-512
 	$(BIN)/python -m pytest -m "not slow"

@@ -3,14 +3,17 @@ run."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -195,10 +198,16 @@ class RunFolder:
         try:
             yield
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                way = "make room"
+            elif isinstance(error, FileExistsError | NotADirectoryError):
+                way = "a file has the name of a folder on this path; move it"
+            else:
+                way = "make the folder writable"
             raise TTCError(
                 f"cannot write to {self.path} ({error.strerror}); what was written so far is safe "
-                f"({number_of(self._safe(), 'record')}): make room there, or give "
-                "run.output_dir, and run the same command to go on"
+                f"({number_of(self._safe(), 'record')}): {way}, or give run.output_dir, "
+                "and run the same command to go on"
             ) from error
 
     def _safe(self) -> int:
@@ -271,13 +280,15 @@ class RunFolder:
 
 def kept(record: dict[str, Any]) -> dict[str, Any]:
     """What a run that goes on keeps of a record that is written: what its summary adds up, and no
-    texts."""
-    short = {name: value for name, value in record.items() if name not in TEXTS}
+    texts. What is the same in many records is one object."""
+    short = {intern(name): value for name, value in record.items() if name not in TEXTS}
+    for name in ("usage", "timing"):
+        if name in short:
+            short[name] = {intern(key): value for key, value in short[name].items()}
     if "branches" in short:
         short["branches"] = [_kept_branch(branch) for branch in short["branches"]]
     if "tree" in short:
-        names = ("start", "own_tokens")
-        short["tree"] = [{name: node.get(name, 0) for name in names} for node in short["tree"]]
+        short["tree"] = [_node(n.get("start", 0), n.get("own_tokens", 0)) for n in short["tree"]]
     return short
 
 
@@ -288,10 +299,16 @@ def _kept_branch(branch: dict[str, Any]) -> dict[str, Any]:
     return short | {"answer": _brief(branch["answer"]), "vote": _brief(vote_of(branch))}
 
 
+@lru_cache(2**16)
+def _node(start: int, own_tokens: int) -> dict[str, int]:
+    """What is kept of a node of the tree."""
+    return {"start": start, "own_tokens": own_tokens}
+
+
 def _brief(answer: str | None) -> str | None:
     """A long answer, as a program, by its hash: equal ones stay equal."""
     if answer is None or len(answer) <= BRIEF_CHARS:
-        return answer
+        return answer and intern(str(answer))
     return sha256(answer.encode(errors="surrogatepass")).hexdigest()
 
 

@@ -353,6 +353,15 @@ def test_csv_has_the_figures_and_the_settings_that_differ_as_they_are_typed(
     assert rows[0]["p"] == "" and float(rows[1]["pass_at_k.2"]) == 1.0
 
 
+def test_only_the_first_table_where_it_is_brief(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
+    compare(parsed([a, b, "--brief"]))
+    text = capsys.readouterr().out
+    assert text.startswith("Accuracy and cost") and "Differences" not in text
+
+
 def test_labels_can_be_given(tmp_path: Path) -> None:
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
     assert [row["row"] for row in compared(tmp_path, a, b, "--labels", "ours,theirs")["rows"]] == [

@@ -46,6 +46,15 @@ def test_settings_that_stand_for_more_than_any_memory_holds_are_refused(tmp_path
         read_settings(tmp_path / "config.yaml")
 
 
+def test_a_file_where_a_runs_folder_would_be_is_named(tmp_path: Path) -> None:
+    config = composed(tmp_path)
+    folder = run_folder(config)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("a file")
+    with pytest.raises(TTCError, match="a file has the name of a folder on this path; move it"):
+        RunFolder(config)
+
+
 def test_records_of_a_folder_that_cannot_be_locked_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,16 +70,19 @@ def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
         RunFolder(config(tmp_path), ("id",))
 
 
+@pytest.mark.parametrize(
+    ("code", "way"), [(errno.ENOSPC, "make room"), (errno.EROFS, "make the folder writable")]
+)
 def test_a_disk_that_takes_no_more_keeps_what_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(code, os.strerror(code))
 
     with RunFolder(config(tmp_path), ("id",)) as folder:
         folder.append({"id": "0"})
         monkeypatch.setattr(os, "fsync", refused)
-        with pytest.raises(TTCError, match=r"No space left.*\(1 record\): make room there"):
+        with pytest.raises(TTCError, match=rf"{os.strerror(code)}.*1 record\): {way}, or give"):
             folder.append({"id": "1"})
         monkeypatch.undo()
     with RunFolder(config(tmp_path), ("id",)) as folder:

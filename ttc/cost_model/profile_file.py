@@ -31,8 +31,8 @@ class Profile:
         """A device by its name. Raises InvalidInput for one that was not measured."""
         if name not in self.devices:
             raise InvalidInput(
-                f"the profile has no {name!r} but {', '.join(self.devices)}; measure it: python -m "
-                "experiments.profile --dtypes bfloat16,float32,float16"
+                f"the profile has no {name!r} but {', '.join(self.devices) or 'nothing'}; measure "
+                "it: python -m experiments.profile --dtypes bfloat16,float32,float16"
             )
         return self.devices[name]
 

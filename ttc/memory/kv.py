@@ -99,7 +99,7 @@ class LayerKV:
 
     @classmethod
     def of_block(cls, block: Tensor, layer: int) -> LayerKV:
-        """A layer of a `Storage.block`. Its views are made when asked for: a kernel needs none."""
+        """A layer of a `Storage.block`. Its views are made when they are asked for."""
         copy = cls.__new__(cls)
         copy._views, copy._block, copy._place = None, (block, layer), None
         return copy

@@ -31,6 +31,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT)
     parser.add_argument(
+        "--brief", action="store_true", help="only the first table: accuracy and cost"
+    )
+    parser.add_argument(
         "--settings", action="store_true", help="also show every setting in which rows differ"
     )
     parser.add_argument(
@@ -69,7 +72,7 @@ def compare(arguments: argparse.Namespace) -> None:
     if arguments.format == "csv":
         show(csv_text(figures), end="")
     else:
-        shown = tables(figures, arguments.settings)
+        shown = tables(figures, arguments.settings)[: 1 if arguments.brief else None]
         show("\n\n".join(getattr(table, arguments.format)() for table in shown))
     for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
         say(f"\nwritten: {file}")

@@ -11,10 +11,10 @@ import numpy as np
 
 from search.base import Case, Request, Search, SearchSteps
 from search.turns import REVISE, ask
+from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
 from ttc.errors import BudgetExceeded, ContextExceeded, VerifierError
 from ttc.protocols import Aggregation, Expand, Handoff, Rate, Release
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from search.ab_mcts import ABMCTS, AnswerNode
 from search.base import Case
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 CENTRE, CENTRE_SD = 0.5, 0.2
 """The prior of the mean over groups."""

@@ -12,6 +12,7 @@ from search.budget import Budget, Spending
 from search.config import SearchConfig
 from search.recorded_tree import RecordedTree, pruned
 from search.selection import answer_of, best_first, by_path, with_answer
+from ttc.branch import Branch
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator
 from ttc.protocols import Append, Expand, Handoff, Rate, Release, Vary
@@ -19,7 +20,7 @@ from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
 from ttc.step import Step, Thinking
 from ttc.text.prompt import PromptTemplate
-from ttc.tree.branch import Branch, check_branches
+from ttc.tree.branch import check_branches
 from ttc.usage import Usage
 
 USES = {Append: "appended to", Handoff: "handed on", Rate: "rated", Expand: "expanded"}

@@ -13,11 +13,11 @@ from annotated_types import Interval
 
 from search.base import Case, Search, SearchSteps, expand
 from search.selection import C, Winner, answer_of, vote
+from ttc.branch import Branch
 from ttc.checks import PositiveInt
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
 from ttc.text.equality import ballots_by
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from ttc.backend import TOGETHER_TOKENS, Backend, Batch
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 from ttc.tree.tree import SNAPSHOT_TOKENS
 
 PROBLEMS = 16

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from search.active_search import ActiveSearch, Chat
 from search.under_way import PassEvents
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Append
 from ttc.results import Progress
 from ttc.task import Task
-from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 
 

@@ -8,13 +8,14 @@ from math import nan
 from typing import Any, Literal
 
 from ttc.backend import Backend, Batch, Need, Tokens
+from ttc.branch import Branch
 from ttc.errors import Unsupported
 from ttc.passes.ratings import pass_by_pass
 from ttc.sampling import SAMPLED, Sampling
 from ttc.step import Step, check_strings
 from ttc.task import Passes, Task
 from ttc.text.word_tokenizer import WordTokenizer
-from ttc.tree.branch import Branch, StepEnd, check_live
+from ttc.tree.branch import StepEnd, check_live
 
 Kind = Literal["text", "score"]
 WAY_OUT = "run it on a ttc.Engine or a server by search.solve"

@@ -11,6 +11,7 @@ import numpy as np
 
 from search.selection import C, Voting, Winner, answer_of, best_first, whole
 from ttc.backend import Need
+from ttc.branch import Branch
 from ttc.checks import (
     NonEmptyText,
     NonNegativeFloat,
@@ -31,7 +32,7 @@ from ttc.sampling import MinP, Sampling
 from ttc.step import Step, Thinking
 from ttc.text.equality import AnswerReader
 from ttc.text.thoughts import Mode, Thoughts
-from ttc.tree.branch import Branch, check_branches
+from ttc.tree.branch import check_branches
 
 Request = Vary | Expand | Append | Handoff | Rate | Release
 SearchSteps = Generator[Request, Any, list[Branch]]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import C, Winner, complete, ranked
+from ttc.branch import Branch
 from ttc.checks import PositiveInt
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Extract, Rate, Release
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, expand
 from ttc.backend import Need
+from ttc.branch import Branch
 from ttc.protocols import Aggregation, Rate
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

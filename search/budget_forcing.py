@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from search.base import Case, Request, Search, SearchSteps
+from ttc.branch import Branch
 from ttc.checks import NonNegativeInt, PositiveInt, Words
 from ttc.errors import BudgetExceeded, ContextExceeded
 from ttc.protocols import Append, Expand, Release
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps
 from search.selection import C, Winner
+from ttc.branch import Branch
 from ttc.checks import NonEmptyText, PositiveInt
 from ttc.errors import BudgetExceeded, ContextExceeded
 from ttc.protocols import Append, Expand, Extract, Release
 from ttc.step import Step
 from ttc.text.boxes import boxed
 from ttc.text.equality import ballots_by
-from ttc.tree.branch import Branch
 
 PROBE = "... Oh, I suddenly got the answer to the whole problem, **Final Answer**\n\n\\[ \\boxed{"
 """Dynasor's words."""

@@ -9,9 +9,9 @@ from statistics import fmean
 
 from search.base import Case, Search, SearchSteps, expand
 from search.selection import by_path
+from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Rate
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from search.selection import (
     trace_confidence,
 )
 from ttc.backend import Need
+from ttc.branch import Branch
 from ttc.checks import PositiveInt, Share
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Extract, Release
 from ttc.results import comparable
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

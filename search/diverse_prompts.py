@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, expand
+from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Rate, Vary
-from ttc.tree.branch import Branch
 
 HINTS = (
     " Let's think step by step.",

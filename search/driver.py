@@ -21,6 +21,7 @@ from search.config import SearchConfig
 from search.expansions import Expansions
 from search.under_way import Events, PassEvents, UnderWay, Work
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.errors import InvalidInput, TTCError, VerifierError
 from ttc.origin import error_text
 from ttc.parts import load
@@ -29,7 +30,6 @@ from ttc.results import Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
 from ttc.step import Step
 from ttc.task import Task
-from ttc.tree.branch import Branch
 
 HANDLERS: dict[type[Request], str] = {
     Vary: "search.prompted:vary",

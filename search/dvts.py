@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from search.base import Case, SearchSteps, StepwiseSearch
 from search.growing import grow, rate_ahead, steps_to
 from search.selection import ranked
+from ttc.branch import Branch
 from ttc.checks import NonNegativeInt, PositiveInt
 from ttc.protocols import Aggregation, Release
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

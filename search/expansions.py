@@ -12,12 +12,12 @@ from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
 from search.under_way import BeginDecoding, Events, PassEvents, UnderWay
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.errors import BranchRefused, ContextExceeded, InvalidInput, RemoteError, VerifierError
 from ttc.parts import handler
 from ttc.protocols import Expand
 from ttc.results import Progress
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 if TYPE_CHECKING:
     from search.thinking import StepParts

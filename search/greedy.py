@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps
+from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Expand
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from search.base import Request, SearchSteps, drop_gated, expand
+from ttc.branch import Branch
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Rate, Release
 from ttc.sampling import GREEDY, Sampling
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 
 def steps_to(count: int, step: Step, finish_tokens: int) -> list[Step]:

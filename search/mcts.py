@@ -13,11 +13,11 @@ from search.growing import drop_repeated
 from search.selection import C, Voting, Winner, best_first, by_path, complete, vote
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.backend import Need
+from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, PositiveInt
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Rate, Release
 from ttc.results import comparable
-from ttc.tree.branch import Branch
 
 
 def uct(value: float, visits: int, parent_visits: int, c: float = math.sqrt(2)) -> float:

@@ -11,9 +11,9 @@ from typing import ClassVar
 from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import ranked
 from ttc.backend import Need
+from ttc.branch import Branch
 from ttc.checks import PositiveFloat, PositiveInt, Probability
 from ttc.protocols import Aggregation, Expand, Rate, Release
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from search.base import Case, Request, SearchSteps, StepwiseSearch, expand
+from ttc.branch import Branch
 from ttc.checks import PositiveFloat, Probability
 from ttc.errors import InvalidInput, UnusableScores
 from ttc.protocols import Aggregation, Rate, Release
 from ttc.results import comparable
-from ttc.tree.branch import Branch
 
 Resampling = Literal["multinomial", "systematic"]
 CLIP = 1e-7

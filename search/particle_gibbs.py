@@ -9,9 +9,9 @@ from annotated_types import Ge
 
 from search.base import Case, SearchSteps
 from search.particle_filter import ParticleFilter
+from ttc.branch import Branch
 from ttc.checks import PositiveInt
 from ttc.protocols import Release
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

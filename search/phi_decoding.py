@@ -16,10 +16,10 @@ from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.growing import by_parent
 from search.mur import signal
 from ttc.backend import Need
+from ttc.branch import Branch
 from ttc.checks import PositiveInt
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Expand, Release
-from ttc.tree.branch import Branch
 
 ROUNDS = 20
 """The most rounds of k-means; a few texts stand still after two or three."""

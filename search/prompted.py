@@ -9,11 +9,11 @@ from typing import Any
 from search.active_search import ActiveSearch, Chat
 from search.under_way import PassEvents
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Handoff, Vary
 from ttc.results import Progress
 from ttc.text.chat import following
-from ttc.tree.branch import Branch
 
 
 def vary(driver: Any, requests: Sequence[tuple[ActiveSearch, Vary]]) -> PassEvents:

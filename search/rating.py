@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from ttc.backend import Backend, check_needs
+from ttc.branch import Branch
 from ttc.errors import UnusableScores, VerifierError, number_of
 from ttc.origin import error_text
 from ttc.passes.ratings import passes_of_rating
@@ -17,7 +18,7 @@ from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.task import Passes, all_of
 from ttc.text.prompt import PromptTemplate
-from ttc.tree.branch import Branch, by_model
+from ttc.tree.branch import by_model
 
 
 @dataclass(frozen=True)

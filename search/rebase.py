@@ -10,10 +10,10 @@ from typing import Literal
 
 from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import C, Voting, Winner, complete, vote
+from ttc.branch import Branch
 from ttc.checks import PositiveFloat
 from ttc.protocols import Aggregation, Extract, Rate, Release
 from ttc.results import comparable
-from ttc.tree.branch import Branch
 
 Answer = Literal["weighted_majority", "best"]
 

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from search.selection import answer_of
+from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
 from ttc.results import Node, Status
 from ttc.text.thinking_models import ends_some_thought
-from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 
 

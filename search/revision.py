@@ -9,10 +9,10 @@ from typing import Any
 from search.base import Case, Request, Search, SearchSteps, expand
 from search.selection import C, Winner, ranked, vote
 from search.turns import REVISE, ask
+from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
 from ttc.errors import BudgetExceeded, ContextExceeded
 from ttc.protocols import Aggregation, Append, Extract, Rate, Release
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

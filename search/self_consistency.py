@@ -9,8 +9,8 @@ from search.base import Case, Search, SearchSteps, expand
 from search.selection import C, Voting, Winner, vote
 from search.tool_votes import ToolVote, vote_on_calls
 from ttc.backend import Need
+from ttc.branch import Branch
 from ttc.protocols import Aggregation, Extract, Rate
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

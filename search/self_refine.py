@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from search.base import Case, Search, SearchSteps
 from search.turns import ask
+from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Expand, Release
-from ttc.tree.branch import Branch
 
 CRITICISE = (
     "Check this solution step by step. Say what is wrong with it; if nothing is, end with 'it is "

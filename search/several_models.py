@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ttc.backend import Backend, Batch, Need, Purpose, Tokens
+from ttc.branch import Branch
 from ttc.checks import check_is, check_kind
 from ttc.errors import InvalidInput
 from ttc.sampling import SAMPLED, Sampling
 from ttc.step import Step
 from ttc.task import Passes, Task
-from ttc.tree.branch import Branch, by_model
+from ttc.tree.branch import by_model
 
 T = TypeVar("T")
 R = TypeVar("R")

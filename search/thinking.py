@@ -8,10 +8,10 @@ from math import inf
 from typing import Any, Literal
 
 from ttc.backend import Backend
+from ttc.branch import Branch, ThoughtClosed
 from ttc.step import Step, Thinking
 from ttc.text.chat import decoded
 from ttc.text.thoughts import Thoughts
-from ttc.tree.branch import Branch, ThoughtClosed
 
 StepParts = Generator[Any, None, None]
 """What a branch does next: decodes a `Step`, is given the tokens of a list, which close its

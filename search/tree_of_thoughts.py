@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import complete, ranked
+from ttc.branch import Branch
 from ttc.checks import PositiveInt
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Rate, Release
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

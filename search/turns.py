@@ -6,9 +6,9 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from search.base import Request
+from ttc.branch import Branch
 from ttc.errors import ContextExceeded
 from ttc.protocols import Append
-from ttc.tree.branch import Branch
 
 REVISE = (
     "There may be a mistake in this solution. Check it, and write the whole solution again, "

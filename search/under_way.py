@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from search.active_search import ActiveSearch
+from ttc.branch import Branch
 from ttc.results import Progress
 from ttc.sampling import Sampling
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 Events = Generator[tuple[int, Progress], None, None]
 """What happened, each with the number of its problem."""

@@ -50,7 +50,7 @@ OPTIONAL = (
 )
 """Some of what a plain search has no use for."""
 
-MOST = 110
+MOST = 111
 
 
 def loaded(program: str) -> set[str]:

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from ttc.tools.calculator import CalculatorTools as CalculatorTools
     from ttc.tools.mcp import McpTools as McpTools
     from ttc.tools.programs.python import PythonTools as PythonTools
-    from ttc.tree.branch import Branch as Branch, Substitution as Substitution
+    from ttc.branch import Branch as Branch
+    from ttc.tree.branch import Substitution as Substitution
     from ttc.tree.eviction import BlockCache as BlockCache
     from ttc.tree.sharing import Sharing as Sharing
     from ttc.usage import Usage as Usage

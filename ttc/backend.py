@@ -10,13 +10,14 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from ttc.branch import Branch
 from ttc.checks import check_whole
 from ttc.errors import BranchRefused, InvalidInput, RemoteError, Unsupported
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.step import Step, step_of
 from ttc.task import Task, check_interrupt
 from ttc.text.chat import decoded, encoded
-from ttc.tree.branch import MOST_ROWS, Branch, check_live
+from ttc.tree.branch import MOST_ROWS, check_live
 from ttc.tree.segment import Segment, common_prefix
 from ttc.usage import Usage
 

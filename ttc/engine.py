@@ -13,6 +13,7 @@ import torch
 
 from ttc.attention.hf_hook import lent
 from ttc.backend import Backend, Purpose, Tokens
+from ttc.branch import Branch
 from ttc.checks import check_flag, check_is
 from ttc.memory.manager import Memory
 from ttc.model.generation_settings import GenerationSettings
@@ -37,7 +38,7 @@ from ttc.scheduler.calls import Calls
 from ttc.scheduler.stops import Gate
 from ttc.step import step_of
 from ttc.task import Passes, Task, one_at_a_time
-from ttc.tree.branch import Branch, check_branches, check_live
+from ttc.tree.branch import check_branches, check_live
 from ttc.tree.segment import tokens_to_read
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree

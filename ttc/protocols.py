@@ -13,11 +13,11 @@ from numbers import Integral
 from typing import Literal, Protocol, runtime_checkable
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import check_is, check_whole
 from ttc.errors import InvalidInput, number_of
 from ttc.sampling import SAMPLED, Sampling
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 Aggregation = Literal["min", "product", "last", "mean"]
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from ttc.branch import Branch, ThoughtClosed
 from ttc.errors import InvalidInput, number_of
-from ttc.tree.branch import Branch, Substitution, ThoughtClosed
+from ttc.tree.branch import Substitution
 from ttc.usage import Usage
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from functools import wraps
 from threading import RLock
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 
 class Lockable(Protocol):

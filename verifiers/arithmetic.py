@@ -12,10 +12,10 @@ from itertools import accumulate
 from typing import ClassVar
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import Options, Probability
 from ttc.text.answers import extract_answer
 from ttc.text.numbers import as_number
-from ttc.tree.branch import Branch
 from verifiers.equations import (
     MAX_DIGITS,
     Equation,

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
 from ttc.backend import Backend, Need
+from ttc.branch import Branch
 from ttc.calibration.gate_calibration import GateCalibration, Threshold
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError, number_of
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Verifier, score_range
 from ttc.task import Passes
-from ttc.tree.branch import Branch, by_problem
+from ttc.tree.branch import by_problem
 from verifiers.ensemble import Combined
 
 

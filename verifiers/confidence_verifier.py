@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.backend import Backend, Need
+from ttc.branch import Branch
 from ttc.checks import Options
-from ttc.tree.branch import Branch
 
 WORST = {"top1": 0.0, "logprob": math.log(sys.float_info.min)}
 """Below what any token rates; finite, also after scores were added up."""

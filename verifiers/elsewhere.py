@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ttc.backend import Backend, check_needs
+from ttc.branch import Branch
 from ttc.checks import Options, check_is, check_kind
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Verifier, score_range
 from ttc.task import Passes
 from ttc.text.chat import following
 from ttc.text.prompt import PromptTemplate
-from ttc.tree.branch import Branch
 
 
 @dataclass(eq=False)

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from ttc.backend import Backend, Need
+from ttc.branch import Branch
 from ttc.checks import Options, check_kind, check_one_each
 from ttc.errors import InvalidInput, VerifierError
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Forgets, Priced, Verifier, children_price, score_range
 from ttc.task import Passes
-from ttc.tree.branch import Branch
 
 JOINS: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda scores: scores[-1],

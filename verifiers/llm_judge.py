@@ -13,12 +13,12 @@ from annotated_types import Interval
 from torch import Tensor
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import Words
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.text.chat import has_template
 from ttc.text.thinking_switch import without_thought
-from ttc.tree.branch import Branch
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout, TreeMirror
 from verifiers.side_branches import rated_text

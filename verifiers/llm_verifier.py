@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar
 from annotated_types import Interval, Predicate
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import Words
 from ttc.passes.ratings import pass_by_pass
 from ttc.task import Passes
-from ttc.tree.branch import Branch
 from verifiers.side_branches import rated_text
 from verifiers.side_questions import SideQuestions
 

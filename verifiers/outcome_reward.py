@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ttc.branch import Branch
 from ttc.errors import UnsupportedModel
-from ttc.tree.branch import Branch
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout
 from verifiers.side_branches import rated_text

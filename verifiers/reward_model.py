@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import NonEmptyText, Options
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
@@ -25,7 +26,6 @@ from ttc.passes.ratings import pass_by_pass
 from ttc.task import Passes
 from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens
-from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 from verifiers.reward_model_pass import Layout, TreeMirror, read_apart
 from verifiers.side_branches import rated_text

@@ -11,11 +11,11 @@ from weakref import WeakSet, WeakValueDictionary
 
 from torch import Tensor
 
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.errors import VerifierError
 from ttc.passes.prefill import Outputs
 from ttc.task import Passes, all_of
-from ttc.tree.branch import Branch
 from ttc.tree.segment import present, tokens_to_read
 from ttc.usage import by_meter, read_by_verifier
 

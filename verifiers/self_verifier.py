@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
 from ttc.backend import Backend, Need
+from ttc.branch import Branch
 from ttc.calibration.layer_profile import BranchProfile, layer_profile
 from ttc.checks import Options, Words
 from ttc.engine import Engine
@@ -18,7 +19,7 @@ from ttc.text.chat import QUESTION, following, has_template, next_turn_text
 from ttc.text.prompt import NEXT_QUESTION
 from ttc.text.thinking_switch import without_thought
 from ttc.text.thoughts import Thoughts
-from ttc.tree.branch import Branch, by_problem
+from ttc.tree.branch import by_problem
 from ttc.tree.segment import common_prefix
 from verifiers.side_branches import rated_text, shares, side_tokens, spellings
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.errors import UnsupportedModel
 from ttc.sampling import Sampling
 from ttc.step import Step
@@ -16,7 +17,6 @@ from ttc.text.prompt import raw_tokens
 from ttc.text.special_tokens import guarded
 from ttc.text.thinking_switch import without_thought
 from ttc.text.thoughts import Thoughts
-from ttc.tree.branch import Branch
 from ttc.usage import distinct
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ttc.backend import Backend, Need
+from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, NonNegativeInt, Options, PositiveInt
 from ttc.errors import InvalidInput
 from ttc.sampling import Sampling
 from ttc.step import Step
 from ttc.task import Passes
 from ttc.text.thoughts import Thoughts
-from ttc.tree.branch import Branch
 from verifiers.side_branches import (
     counted_as_verifier,
     reopen,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, PositiveInt
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
@@ -16,7 +17,6 @@ from ttc.passes.ratings import pass_by_pass
 from ttc.sampling import Sampling
 from ttc.step import Step
 from ttc.task import Passes
-from ttc.tree.branch import Branch
 from verifiers.math_shepherd import numbered
 from verifiers.reward_model import RewardModel, check_room
 from verifiers.reward_model_pass import Layout

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
 from ttc.passes.ratings import pass_by_pass
 from ttc.task import Passes
-from ttc.tree.branch import Branch, by_problem
+from ttc.tree.branch import by_problem
 from verifiers.side_branches import rated_text
 from verifiers.side_questions import SideQuestions
 

@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 
 from search import Search
 from search.base import Case
+from ttc.branch import Branch
 from ttc.placement.auto import Auto
 from ttc.protocols import Expand, Rate, Vary
-from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
 

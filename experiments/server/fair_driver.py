@@ -16,13 +16,13 @@ from search.driver import Driver
 from search.rates import price
 from search.under_way import Events, Work
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.errors import VerifierError
 from ttc.protocols import Expand, Rate, Vary
 from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from experiments.standins.small_models import tokens
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.sampling import Sampling
-from ttc.tree.branch import Branch
 
 PREFIX = 40
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from search.active_search import ActiveSearch
 from search.tools.steps import ToolCalls, ToolRun
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.origin import error_text
 from ttc.text.encodable import encodable
 from ttc.tool_calls import Written
 from ttc.tools.base import ToolError, Tools
 from ttc.tools.chat import ToolChat
-from ttc.tree.branch import Branch
 
 logger = logging.getLogger("ttc")
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.errors import ContextExceeded
 from ttc.step import Step
 from ttc.text.chat import decoded, following
 from ttc.text.encodable import encodable
 from ttc.tool_calls import ToolCall, Written
 from ttc.tools.chat import ToolChat
-from ttc.tree.branch import Branch
 
 CUT = " ... (cut)"
 """Stands after an answer that was too long."""

@@ -19,9 +19,9 @@ from search.greedy import Greedy
 from tests.experiments.test_run_folder import records
 from tests.helpers.parts import installed
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from ttc.branch import Branch
 from ttc.protocols import Expand
 from ttc.sampling import Sampling
-from ttc.tree.branch import Branch
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.helpers.tokenizers import Letters
 from ttc.backend import Backend, Purpose
+from ttc.branch import Branch
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.task import Task
-from ttc.tree.branch import Branch
 
 
 class FakeBackend(Backend):

@@ -18,7 +18,7 @@ from experiments.server.web import server
 from search import SelfConsistency
 from search.options import SolveOptions
 from tests.helpers.thinking import Written
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 
 @contextmanager

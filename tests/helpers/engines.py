@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.helpers.models import small
 from tests.helpers.tokenizers import WORDS, Letters, Numbers, Words
 from ttc import Engine, Sampling
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 GREEDY = Sampling(temperature=0)
 

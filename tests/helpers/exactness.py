@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import prompt
 from ttc import Engine, Sampling
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 
 @torch.no_grad()

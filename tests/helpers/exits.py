@@ -13,7 +13,7 @@ import transformers as hf
 from tests.helpers.models import COMMON, FAMILIES, prompt
 from ttc import Engine
 from ttc.approximate.early_exit import EarlyExit, ExitReport
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 LAYERS = 5
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]}

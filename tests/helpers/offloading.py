@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 KIB = 1 / 2**20
 OFFLOADING = [

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.helpers.engines import make_engine
 from ttc import Engine
+from ttc.branch import Branch
 from ttc.memory.storage import Storage
-from ttc.tree.branch import Branch
 
 
 class Cancelled(BaseException):

@@ -22,7 +22,7 @@ from tokenizers import (
 from tests.helpers.engines import make_engine
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 WORDS = [
     "Tom has 3 boxes of 4 apples, so he has 3 * 4 = 12 apples.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from search import Result
 from tests.helpers.backends import FakeBackend
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 Path = tuple[int, ...]
 """Of a branch: the child's index at each fork."""

@@ -9,9 +9,9 @@ from typing import Any
 from experiments.runs.schema import SEARCHES
 from search import BestOfN, Result, Search, SelfConsistency
 from tests.helpers.backends import FakeBackend
+from ttc.branch import Branch
 from ttc.results import Node
 from ttc.sampling import SAMPLED, Sampling, random_key
-from ttc.tree.branch import Branch
 
 SMALL: dict[str, Any] = {
     **{

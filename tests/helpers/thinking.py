@@ -22,11 +22,11 @@ from transformers import (
 )
 
 from tests.helpers.backends import FakeBackend
+from ttc.branch import Branch
 from ttc.model.limits import ModelLimits
 from ttc.model.loading.default_model import smollm2_folder
 from ttc.sampling import SAMPLED, Sampling
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 EOS = "<eos>"
 TURNS = (

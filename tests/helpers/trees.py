@@ -7,8 +7,8 @@ from typing import Any
 
 from search import Result, Search, solve
 from tests.helpers.backends import FakeBackend
+from ttc.branch import Branch
 from ttc.sampling import SAMPLED, Sampling
-from ttc.tree.branch import Branch
 
 
 class HandMadeTree(FakeBackend):

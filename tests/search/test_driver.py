@@ -25,8 +25,8 @@ from search import (
 from search.selection import ranked, vote
 from tests.helpers.tiers import examples
 from ttc import InvalidInput
+from ttc.branch import Branch
 from ttc.protocols import Verifier
-from ttc.tree.branch import Branch
 from ttc.usage import Usage
 from verifiers import (
     ArithmeticVerifier,

@@ -12,9 +12,9 @@ from search.rating import aggregate
 from tests.helpers.backends import FakeBackend
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput
+from ttc.branch import Branch
 from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
-from ttc.tree.branch import Branch
 
 PLAIN = PromptTemplate("{question}")
 

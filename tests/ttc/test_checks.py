@@ -15,6 +15,7 @@ from annotated_types import Ge, Interval
 
 from search import BestOfN, Case, Search, SearchSteps
 from ttc import InvalidInput
+from ttc.branch import Branch
 from ttc.checks import (
     NonEmptyText,
     Options,
@@ -25,7 +26,6 @@ from ttc.checks import (
     Words,
     check_option,
 )
-from ttc.tree.branch import Branch
 
 
 @pytest.mark.parametrize(

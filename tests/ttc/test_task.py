@@ -20,8 +20,8 @@ from tests.helpers.recurrent import engine_of, plain
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, OutOfMemory, Paged, Resident
+from ttc.branch import Branch
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 LONG = prompt(3, 40)
 OTHER = [*LONG[:15], *prompt(9, 20)]

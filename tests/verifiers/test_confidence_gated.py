@@ -16,8 +16,8 @@ from search import BeamSearch, BestOfN, solve
 from tests.helpers.engines import numbers_engine
 from tests.helpers.tiers import examples
 from ttc import Engine, InvalidInput, Usage, VerifierError
+from ttc.branch import Branch
 from ttc.calibration.gate_calibration import Observation, calibrate
-from ttc.tree.branch import Branch
 from verifiers import ConfidenceGatedVerifier
 from verifiers.confidence_gated import confidence, gap_ratio
 

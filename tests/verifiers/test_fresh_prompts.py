@@ -13,7 +13,7 @@ from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import words_engine
 from tests.helpers.tokenizers import KnownWords, words
 from ttc import EarlyExit, Engine, InvalidInput
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 from verifiers import SelfVerifier
 from verifiers.self_verifier import GRADER
 

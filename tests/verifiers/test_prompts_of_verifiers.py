@@ -16,7 +16,7 @@ from tests.helpers.chats import CHATS, QUESTION, Chat, tokenizer
 from tests.helpers.models import small
 from tests.helpers.reward_models import sentence_tokenizer
 from ttc import Engine
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 from verifiers import (
     LLMJudge,
     MathShepherd,

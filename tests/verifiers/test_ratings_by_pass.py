@@ -23,9 +23,9 @@ from tests.helpers.reward_models import (
 )
 from tests.helpers.tokenizers import KnownWords
 from ttc import EarlyExit, Engine, Sharing
+from ttc.branch import Branch
 from ttc.model.loading.reward_heads import HeadedModel
 from ttc.passes.ratings import passes_of_rating
-from ttc.tree.branch import Branch
 from verifiers import (
     ConfidenceGatedVerifier,
     EnsembleVerifier,

@@ -31,8 +31,8 @@ from tests.helpers.reward_models import (
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Headwise, Layerwise, OutOfMemory, Paged, Resident
+from ttc.branch import Branch
 from ttc.model.loading.reward_heads import HeadedModel
-from ttc.tree.branch import Branch
 from verifiers import EnsembleVerifier, QwenPRM
 
 QUESTION = "How many?"

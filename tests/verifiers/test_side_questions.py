@@ -23,8 +23,8 @@ from tests.helpers.reward_models import (
 )
 from tests.helpers.scripted import Scripted
 from ttc import Engine
+from ttc.branch import Branch
 from ttc.task import Task
-from ttc.tree.branch import Branch
 from verifiers import EnsembleVerifier, LLMVerifier, Tournament
 
 QUESTION = "Tom has 3 boxes of 4 apples. How many?"

@@ -16,7 +16,7 @@ from tests.helpers.clocks import assert_linear
 from tests.helpers.engines import words_engine
 from tests.helpers.tiers import examples
 from ttc import InvalidInput, UnsupportedModel
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 from ttc.usage import Usage
 from verifiers import (
     ArithmeticVerifier,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 
 def confidence(branch: Branch) -> float:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
+from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, Options, PositiveInt
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

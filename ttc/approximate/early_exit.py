@@ -11,13 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, Options, PositiveInt
 from ttc.errors import InvalidInput
 from ttc.passes.new_tokens import batches, one_pass
 from ttc.passes.runtime import Runtime
 from ttc.passes.shrinking import LayerWatch, ShrinkingPass
 from ttc.task import Passes
-from ttc.tree.branch import Branch, by_problem
+from ttc.tree.branch import by_problem
 from ttc.usage import count_pass
 
 ExitRule = Literal["entropy", "ranking"]

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ttc.attention.plan import Plan
+from ttc.branch import Branch
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.running.lens import rows_of
 from ttc.passes.new_tokens import Packed, batches, one_pass
 from ttc.passes.runtime import Runtime
 from ttc.passes.shrinking import ShrinkingPass
-from ttc.tree.branch import Branch, Substitution
+from ttc.tree.branch import Substitution
 from ttc.tree.segment import common_prefix
 from ttc.tree.sharing import Pooling
 from ttc.tree.tree import Path

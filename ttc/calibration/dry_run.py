@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ttc.attention.plan import Plan
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.memory.kv import LayerShape
 from ttc.memory.link import NOWHERE
 from ttc.residency.base import Residency
-from ttc.tree.branch import Branch
 
 Script = Mapping[int, Sequence[int]]
 """The tokens of branches by their keys, prompts included."""

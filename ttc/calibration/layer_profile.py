@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ttc.approximate.early_exit import EarlyExit, ExitReport, entropy, positive_share
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.model.packed_linear import PackedLinear
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

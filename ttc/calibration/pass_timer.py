@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from ttc.attention.plan import Plan
+from ttc.branch import Branch
 from ttc.calibration.uncomputed import uncomputed
 from ttc.engine import Engine
 from ttc.model.runner_choice import RunnerChoice, runner_for
 from ttc.residency.base import Residency
-from ttc.tree.branch import Branch
 
 LEAST, MOST = 3, 12
 """Passes that are timed: at least, at most."""

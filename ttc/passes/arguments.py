@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ttc.backend import Purpose, Tokens
+from ttc.branch import Branch
 from ttc.checks import check_flag, check_is, check_one_each, check_whole
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.sampling import Sampling
 from ttc.step import Step, check_strings
 from ttc.text.encodable import check_encodable
-from ttc.tree.branch import Branch, check_live
+from ttc.tree.branch import check_live
 
 
 def checked_prompts(

@@ -13,11 +13,12 @@ from torch import Tensor
 from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan, Run
 from ttc.backend import Purpose
+from ttc.branch import Branch
 from ttc.memory.storage import Places
 from ttc.model.recurrent_layers import StatesOfPass
 from ttc.passes.runtime import Runtime
 from ttc.task import Passes
-from ttc.tree.branch import Branch, by_problem
+from ttc.tree.branch import by_problem
 from ttc.tree.segment import Segment
 from ttc.tree.tree import Holder, Path, Tree
 from ttc.usage import Usage, count_pass

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ttc.backend import Purpose
+from ttc.branch import Branch
 from ttc.passes.new_tokens import Target, compute
 from ttc.passes.runtime import Runtime
 from ttc.task import Passes
-from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)

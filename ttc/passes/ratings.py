@@ -7,9 +7,9 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.protocols import Verifier
 from ttc.task import Passes, check_interrupt
-from ttc.tree.branch import Branch
 
 V = TypeVar("V")
 RatingScores = TypeVar("RatingScores", bound=Sequence[Sequence[float]])

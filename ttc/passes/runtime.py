@@ -12,6 +12,7 @@ import torch
 
 from ttc.attention.pieces import Piece
 from ttc.attention.plan import Plan, Run
+from ttc.branch import Branch
 from ttc.checks import check_is, check_kind, check_whole
 from ttc.memory.manager import Memory
 from ttc.model.generation_settings import GenerationSettings
@@ -19,7 +20,6 @@ from ttc.model.limits import ModelLimits
 from ttc.model.running.runner import ModelRunner
 from ttc.residency.base import Residency
 from ttc.task import Task
-from ttc.tree.branch import Branch
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
 

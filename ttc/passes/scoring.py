@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ttc.branch import Branch
 from ttc.passes.new_tokens import Target, compute
 from ttc.passes.runtime import Runtime
 from ttc.task import Passes
-from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 from ttc.tree.tree import Path
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ttc.branch import Branch
 from ttc.memory.states import State, StateBatch, Tensors
 from ttc.passes.runtime import Runtime
-from ttc.tree.branch import Branch
 
 
 class RunningStates:

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from ttc.backend import Backend, Need, Purpose, Tokens
+from ttc.branch import Branch
 from ttc.checks import check_is
 from ttc.errors import InvalidInput, RemoteError, Unsupported
 from ttc.model.generation_settings import GenerationSettings
@@ -28,7 +29,7 @@ from ttc.sampling import GREEDY, SAMPLED, Sampling
 from ttc.step import step_of
 from ttc.task import Task, check_interrupt, one_at_a_time
 from ttc.text.special_tokens import SplitSpecialTokens
-from ttc.tree.branch import MOST_ROWS, Branch, check_live
+from ttc.tree.branch import MOST_ROWS, check_live
 
 CHOSEN_AT_ONCE = 16
 """Tokens whose log-probabilities are asked for in one request."""

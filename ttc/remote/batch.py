@@ -11,6 +11,7 @@ from math import inf, nan
 from queue import Empty, SimpleQueue
 
 from ttc.backend import Batch
+from ttc.branch import Branch
 from ttc.errors import BranchRefused, ContentRefused, InvalidInput, RemoteError, number_of
 from ttc.passes.arguments import check_step
 from ttc.remote.replies import SPARE_TOKENS, TOP_K, Reply, check_same_text
@@ -20,7 +21,7 @@ from ttc.scheduler.stops import Stops
 from ttc.step import Step
 from ttc.text.thinking_marks import spelt
 from ttc.text.thoughts import Thoughts
-from ttc.tree.branch import Branch, StepEnd, check_live
+from ttc.tree.branch import StepEnd, check_live
 
 SEEDS = 2**31
 """Seeds are below it: servers differ in how large they may be."""

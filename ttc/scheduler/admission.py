@@ -10,12 +10,12 @@ from math import inf
 
 from ttc.attention.pieces import depth_first
 from ttc.backend import TOGETHER_TOKENS
+from ttc.branch import Branch
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.passes.runtime import Runtime
 from ttc.scheduler.rows import Request, Row, paths
 from ttc.scheduler.stops import Gate, check_gate
 from ttc.scheduler.writing import Writing, room_of
-from ttc.tree.branch import Branch
 
 
 class Admission:

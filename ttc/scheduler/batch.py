@@ -11,6 +11,7 @@ from torch import Tensor
 from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan
 from ttc.backend import Batch
+from ttc.branch import Branch
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.parts import find
 from ttc.passes.arguments import check_step
@@ -23,7 +24,7 @@ from ttc.scheduler.stops import Gate, Stops
 from ttc.scheduler.writing import Writing
 from ttc.step import Step
 from ttc.task import check_interrupt
-from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
+from ttc.tree.branch import StepEnd, by_problem, check_live
 from ttc.usage import Usage, distinct
 
 if TYPE_CHECKING:

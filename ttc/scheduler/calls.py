@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakSet, ref
 
 from ttc.backend import Purpose
+from ttc.branch import Branch
 from ttc.errors import OutOfMemory
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime
 from ttc.task import Passes, Task, all_of
-from ttc.tree.branch import Branch
 from ttc.usage import distinct
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttc.branch import Branch
 from ttc.memory.small_copies import SoFar, upload
 from ttc.model.limits import ModelLimits
 from ttc.model.processors import Processor, Texts, processed
@@ -23,7 +24,6 @@ from ttc.sampling import (
     read_draws,
 )
 from ttc.scheduler.stops import Stops
-from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
 
 _numbers = count()

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ttc.attention.plan import Plan
+    from ttc.branch import Branch
     from ttc.passes.runtime import Runtime
     from ttc.scheduler.rows import Row
-    from ttc.tree.branch import Branch, StepEnd
+    from ttc.tree.branch import StepEnd
 
 
 class DraftChecks(Protocol):

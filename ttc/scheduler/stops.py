@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ttc.branch import Branch
 from ttc.errors import OutOfMemory
 from ttc.model.limits import ModelLimits
-from ttc.tree.branch import Branch, StepEnd
+from ttc.tree.branch import StepEnd
 
 
 class Gate(Protocol):

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from ttc.attention.plan import Plan, Run
+from ttc.branch import Branch
 from ttc.errors import OutOfMemory
 from ttc.memory.storage import Places, Storage, room_for
 from ttc.model.recurrent_layers import StatesOfBranches
 from ttc.passes.runtime import Runtime
 from ttc.scheduler.rows import Row, paths
-from ttc.tree.branch import Branch
 
 
 def room_of(row: Row) -> int:

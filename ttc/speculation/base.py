@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
+from ttc.branch import Branch
 from ttc.checks import Options, PositiveInt
 from ttc.engine import Engine
 from ttc.passes.runtime import Runtime
 from ttc.sampling import Sampling
 from ttc.speculation.checks import DraftChecks, why_not
-from ttc.tree.branch import Branch
 
 ROW_COST = 0.12
 """What one more row costs, as a share of a pass of one row: `python -m experiments.bench

@@ -8,12 +8,12 @@ from itertools import chain, takewhile
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
+from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, check_kind
 from ttc.errors import InvalidInput, TTCError
 from ttc.model.stored import Stored
 from ttc.sampling import Sampling
 from ttc.speculation.base import Draft
-from ttc.tree.branch import Branch
 
 NO_MODEL = "???"
 

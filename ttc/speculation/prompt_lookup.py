@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from ttc.branch import Branch
 from ttc.checks import PositiveInt
 from ttc.errors import InvalidInput
 from ttc.sampling import Sampling
 from ttc.speculation.base import Draft
-from ttc.tree.branch import Branch
 
 PROBLEMS = 64
 """Problems whose texts are remembered."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 from ttc.checks import Options, PositiveInt
-from ttc.tree.branch import Branch
+from ttc.tree.branch import TokenBranch
 from ttc.tree.segment import Segment
 from ttc.tree.tree import Tree
 
@@ -41,7 +41,9 @@ class BlockCache(Options):
     def blocks(self, segment: Segment) -> int:
         return -(-len(segment.tokens) // self.block_tokens)
 
-    def trim(self, tree: Tree, live: Collection[Branch], at_work: Iterable[Branch] = ()) -> None:
+    def trim(
+        self, tree: Tree, live: Collection[TokenBranch], at_work: Iterable[TokenBranch] = ()
+    ) -> None:
         """Evict until the tree is within capacity, or nothing may leave. at_work: those of the live
         branches that a call is about to work on."""
         used = sum(self.blocks(segment) for segment in tree.segments())
@@ -49,7 +51,7 @@ class BlockCache(Options):
         if used <= self.capacity_blocks:
             return
         busy = {id(branch) for branch in at_work}
-        ends: dict[Segment, list[Branch]] = defaultdict(list)
+        ends: dict[Segment, list[TokenBranch]] = defaultdict(list)
         for branch in live:
             ends[branch.leaf].append(branch)
         scores = [branch.score for branch in live if branch.score is not None]
@@ -76,7 +78,7 @@ class BlockCache(Options):
             ends[parent] += branches
 
     def _worth(
-        self, segment: Segment, branches: list[Branch], lowest: float, highest: float
+        self, segment: Segment, branches: list[TokenBranch], lowest: float, highest: float
     ) -> float:
         """What leaves first has least. The unrated count as the best."""
         if self.order == "lru":
@@ -92,5 +94,5 @@ def importance(score: float, depth: int) -> float:
     return score / (depth + 1)
 
 
-def _depth(branch: Branch, segment: Segment) -> int:
+def _depth(branch: TokenBranch, segment: Segment) -> int:
     return sum(end <= segment.end + 1 for end in branch.step_ends)

@@ -10,13 +10,13 @@ from threading import Event
 from typing import ClassVar, TypeVar
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import Options, Probability
 from ttc.execution.code_tests import failures, shown_tests, whole_program
 from ttc.execution.programs import Functions, Limits, ProgramMiB, ProgramSeconds, check_sandbox
 from ttc.passes.ratings import pass_by_pass
 from ttc.task import Passes
 from ttc.text.code import fenced_blocks, find_program, in_a_block
-from ttc.tree.branch import Branch
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from ttc.engine import Engine
 from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox, run_program
@@ -19,7 +20,6 @@ from ttc.passes.ratings import pass_by_pass
 from ttc.sampling import Sampling
 from ttc.step import Step
 from ttc.task import Passes
-from ttc.tree.branch import Branch
 from verifiers.programs.execution_verifier import MIB, runs_of_each
 from verifiers.reward_model import MAX_REMEMBERED, RewardModel, check_room
 from verifiers.side_branches import (

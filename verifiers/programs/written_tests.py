@@ -10,6 +10,7 @@ from threading import Event
 from typing import ClassVar, TypeVar
 
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, Options, PositiveInt
 from ttc.execution.code_tests import CallTest, as_test, shown_tests
 from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox
@@ -17,7 +18,7 @@ from ttc.passes.ratings import pass_by_pass
 from ttc.sampling import Sampling
 from ttc.step import Step
 from ttc.task import Passes
-from ttc.tree.branch import Branch, by_problem
+from ttc.tree.branch import by_problem
 from verifiers.programs.execution_verifier import MIB, program_of, runs_of_each
 from verifiers.side_branches import counted_as_verifier, side_tokens, written
 

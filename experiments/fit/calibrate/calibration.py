@@ -30,6 +30,7 @@ from search.options import SolveOptions
 from search.solving import results_of
 from ttc.approximate.branch_confidence import confidence, gap_ratio
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.calibration.error_bounds import CONFIDENCE
 from ttc.calibration.exit_calibration import ExitCalibration, calibrate_exit
 from ttc.calibration.gate_calibration import GateCalibration, Observation, calibrate
@@ -38,7 +39,7 @@ from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.protocols import Verifier
 from ttc.results import BranchRecord, Problem
-from ttc.tree.branch import Branch, by_problem
+from ttc.tree.branch import by_problem
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 
 DEFAULTS = SolveOptions()

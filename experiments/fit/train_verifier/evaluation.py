@@ -13,9 +13,10 @@ from experiments.runs.stats import paired, wilson
 from search.rating import aggregate
 from search.selection import Sample, best, majority, weighted_majority
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.protocols import Forgets, Verifier
 from ttc.results import Result
-from ttc.tree.branch import Branch, by_problem
+from ttc.tree.branch import by_problem
 
 
 @dataclass

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from search.base import Case, Search, SearchSteps
+from ttc.branch import Branch
 from ttc.protocols import Expand, Release
 from ttc.results import Problem, Result
 from ttc.step import Step
 from ttc.text.thoughts import Thoughts
-from ttc.tree.branch import Branch
 from verifiers.reward_model import split_steps
 
 Labels = Literal["soft", "hard", "outcome"]

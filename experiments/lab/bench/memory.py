@@ -20,6 +20,7 @@ from experiments.lab.bench.prefix import prompt
 from experiments.lab.records import changed_modules, save
 from experiments.runs.provenance import machine, provenance
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
+from ttc.branch import Branch
 from ttc.cost_model.dims import KVShape
 from ttc.cost_model.transfer import Workload, beam_scheduling_bytes, token_by_token_bytes
 from ttc.errors import InvalidInput, OutOfMemory
@@ -27,7 +28,6 @@ from ttc.model.loading.load import load
 from ttc.model.packed_linear import pack_linears
 from ttc.residency.base import Residency
 from ttc.trace import Trace
-from ttc.tree.branch import Branch
 
 BUDGET_SHARE = 7 / 64
 """Of the KV of all beams at full length, what the device holds: LBS's 7 GiB of 64."""

@@ -12,12 +12,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.lab.bench.prefix import prompt
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.sampling import Sampling
 from ttc.stored.gguf_loading import read_stored
 from ttc.stored.kernel import unpacked
 from ttc.stored.layers import StoredLinear
-from ttc.tree.branch import Branch
 
 THREADS = 2
 

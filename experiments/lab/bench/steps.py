@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from ttc.attention.plan import Plan
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.model.loading.load import load
 from ttc.model.packed_linear import PackedLinear, pack_linears
 from ttc.sampling import Sampling
-from ttc.tree.branch import Branch
 
 Figures = dict[str, float]
 Case = dict[str, Any]

@@ -28,11 +28,11 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from experiments.runs.provenance import provenance
 from ttc import Capture, Engine, Paged, Sampling, Streamed
+from ttc.branch import Branch
 from ttc.calibration.uncomputed import uncomputed
 from ttc.cost_model.capture import CaptureTimes, Line, allocation, fit_line
 from ttc.residency.offloading import Offloading
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 PRINTED = {
     "6.7B": (25.06, 31.49, 31.53),

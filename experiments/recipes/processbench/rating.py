@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from experiments.recipes.processbench.samples import LabelledSample
 from search.rating import Rater
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.errors import InvalidInput, TTCError, VerifierError, number_of
 from ttc.protocols import Verifier
 from ttc.text.prompt import PromptTemplate
-from ttc.tree.branch import Branch
 from verifiers.reward_model import RewardModel
 
 STEP_END = "\n\n"

@@ -23,7 +23,7 @@ from tests.helpers.own_server import Running, running
 from tests.helpers.searches import SMALL, small
 from tests.helpers.tiers import examples
 from ttc.backend import Backend
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 OFFERED = {name: small(name, SMALL) for name in SEARCHES}
 """All searches, that which is compute-optimal among them."""

@@ -22,7 +22,7 @@ from tests.helpers.chat_server import served, serving
 from tests.helpers.parts import installed
 from tests.helpers.thinking import thinker
 from ttc import BeamGroups, BlockCache, Engine
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 TEMPLATE = (
     "{% if tools %}<turn>tools\n{{ tools | tojson }}<eos>{% endif %}"

@@ -36,8 +36,8 @@ from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, Paged, UnsupportedModel
 from ttc.approximate.early_exit import EarlyExit, EntropyRule
+from ttc.branch import Branch
 from ttc.model.check.model_check import CHECK_TOKENS
-from ttc.tree.branch import Branch
 from verifiers import SelfVerifier
 
 

@@ -14,9 +14,9 @@ from tests.helpers.scripted import Scores
 from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, Paged
+from ttc.branch import Branch
 from ttc.calibration.dry_run import BranchRecorder, Moved, dry_run
 from ttc.residency.base import Residency
-from ttc.tree.branch import Branch
 
 STEPS: dict[str, Any] = {"step_tokens": 9, "max_steps": 3, "delimiter": ","}
 SEARCHES: dict[str, Search] = {

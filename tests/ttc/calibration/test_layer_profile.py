@@ -22,9 +22,9 @@ from tests.helpers.exits import (
 from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
+from ttc.branch import Branch
 from ttc.calibration.layer_profile import BranchProfile, layer_profile, look_layers, weight_count
 from ttc.model.packed_linear import can_pack, pack_linears
-from ttc.tree.branch import Branch
 
 
 def profiles(

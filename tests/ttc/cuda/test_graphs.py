@@ -23,12 +23,12 @@ from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Paged, Sampling
 from ttc.attention import plan
+from ttc.branch import Branch
 from ttc.cuda import fused_gpu
 from ttc.cuda.graphs import AFTER, CudaRecorder, Graphs, graphs_for
 from ttc.model.running.runner import HuggingFaceRunner
 from ttc.results import Problem
 from ttc.step import Step
-from ttc.tree.branch import Branch
 from verifiers import ConfidenceVerifier
 
 pytest.importorskip("triton")

@@ -37,8 +37,8 @@ from ttc import (
     Sharing,
     UnsupportedModel,
 )
+from ttc.branch import Branch
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 HYBRIDS = ["qwen3_5_text", "jamba", "lfm2: convolutions"]
 CASES = [*HYBRIDS, "mamba2"]

@@ -23,8 +23,8 @@ from tests.helpers.recurrent import engine_of, plain
 from tests.helpers.tiers import examples, slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
+from ttc.branch import Branch
 from ttc.step import Step
-from ttc.tree.branch import Branch
 
 POLICIES: dict[str, Callable[..., Any]] = {
     "layerwise": Layerwise,

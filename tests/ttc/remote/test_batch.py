@@ -15,6 +15,7 @@ from tests.helpers.servers import ServedModel, serving
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Ascii
 from ttc import Endpoint, InvalidInput, RemoteBackend, RemoteError, Step
+from ttc.branch import Branch
 from ttc.errors import ContentRefused
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
@@ -23,7 +24,7 @@ from ttc.remote.capabilities import Capabilities
 from ttc.remote.replies import Reply
 from ttc.remote.server import Server
 from ttc.sampling import random_key
-from ttc.tree.branch import MOST_ROWS, Branch
+from ttc.tree.branch import MOST_ROWS
 from ttc.tree.segment import Segment
 from ttc.usage import Usage
 

@@ -15,8 +15,8 @@ from tests.helpers.offloading import KIB, eight
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine
+from ttc.branch import Branch
 from ttc.memory.link import DryLink
-from ttc.tree.branch import Branch
 
 
 def test_groups_move_each_missing_block_once_and_nothing_when_all_fits() -> None:

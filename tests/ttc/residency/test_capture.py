@@ -21,10 +21,10 @@ from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
 from ttc.attention.reader import Reads
+from ttc.branch import Branch
 from ttc.cost_model.capture import CaptureTimes, Line
 from ttc.memory.link import DryLink
 from ttc.memory.storage import Storage
-from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
 
 

@@ -7,8 +7,8 @@ from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Layerwise, Resident
+from ttc.branch import Branch
 from ttc.residency.base import Residency
-from ttc.tree.branch import Branch
 
 
 def test_layerwise_moves_what_the_paper_says() -> None:

@@ -21,8 +21,8 @@ from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
+from ttc.branch import Branch
 from ttc.residency.offloading import Offloading
-from ttc.tree.branch import Branch
 
 CONTEXT = 64
 KINDS: dict[str, tuple[type[Offloading], dict[str, Any]]] = {

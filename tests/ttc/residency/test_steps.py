@@ -14,8 +14,8 @@ from tests.helpers.offloading import KIB, OFFLOADING, eight
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Layerwise, Paged, Resident
+from ttc.branch import Branch
 from ttc.residency.base import Residency
-from ttc.tree.branch import Branch
 
 
 def test_usage_is_charged_with_what_moved() -> None:

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from tests.helpers.tiers import examples
 from ttc import InvalidInput
+from ttc.branch import Branch
 from ttc.model.limits import ModelLimits
 from ttc.passes.arguments import check_step
 from ttc.sampling import SAMPLED
 from ttc.scheduler.stops import Stops
 from ttc.step import Step, step_of
-from ttc.tree.branch import Branch, StepEnd
+from ttc.tree.branch import StepEnd
 from ttc.usage import Usage
 
 PIECES = [

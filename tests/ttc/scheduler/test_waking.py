@@ -28,8 +28,8 @@ from ttc import (
     Resident,
     Step,
 )
+from ttc.branch import Branch
 from ttc.residency.base import Residency
-from ttc.tree.branch import Branch
 
 RECURRENT = ("jamba", "mamba2", "qwen3_next")
 ORDERS = ("rsbcm", "lru")

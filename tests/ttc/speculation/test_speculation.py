@@ -26,8 +26,8 @@ from ttc import (
     QuantizedKV,
     Sampling,
 )
+from ttc.branch import Branch
 from ttc.speculation.base import Draft
-from ttc.tree.branch import Branch
 from verifiers import ConfidenceVerifier
 
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 5, 6, 7, 5, 6]]

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.ownership import Ownership
 from tests.helpers.tiers import examples
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 from ttc.usage import Usage
 
 TestOwnership = Ownership.TestCase

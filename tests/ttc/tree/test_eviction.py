@@ -16,7 +16,7 @@ from tests.helpers.exactness import assert_like_plain
 from tests.helpers.ownership import Ownership
 from tests.helpers.tiers import examples
 from ttc import BlockCache, Engine, InvalidInput, Paged
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 from ttc.tree.eviction import importance
 
 

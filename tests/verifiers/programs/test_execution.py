@@ -13,9 +13,9 @@ import pytest
 from search import BestOfN, solve
 from tests.helpers.scripted import Scripted
 from ttc import InvalidInput, Problem, Usage
+from ttc.branch import Branch
 from ttc.execution.sandbox import protections
 from ttc.passes.ratings import passes_of_rating
-from ttc.tree.branch import Branch
 from verifiers import EnsembleVerifier, ExecutionVerifier
 
 pytestmark = pytest.mark.skipif(not protections(), reason="programs cannot be confined here")

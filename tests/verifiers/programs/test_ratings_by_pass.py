@@ -10,8 +10,8 @@ from tests.verifiers.test_ratings_by_pass import (
     others_decode_between_two_passes_and_scores_stay,
 )
 from ttc import Engine
+from ttc.branch import Branch
 from ttc.execution.sandbox import protections
-from ttc.tree.branch import Branch
 from verifiers import SStar
 
 pytestmark = [

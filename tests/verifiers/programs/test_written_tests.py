@@ -10,10 +10,10 @@ import pytest
 from search import BestOfN, solve
 from tests.helpers.scripted import Scripted
 from ttc import InvalidInput, Problem
+from ttc.branch import Branch
 from ttc.execution.code_tests import CallTest
 from ttc.execution.sandbox import protections
 from ttc.task import Task, all_of
-from ttc.tree.branch import Branch
 from verifiers import CodeT, MBRExec, SStar
 from verifiers.programs.written_tests import Agreement
 

@@ -19,13 +19,13 @@ from experiments.standins.taped_graphs import StandIn
 from search import BeamSearch
 from search.solving import solve
 from ttc import Engine, Sampling
+from ttc.branch import Branch
 from ttc.calibration.measure_device import WIDE
 from ttc.cuda.graphs import AFTER, SWITCH, Graphs
 from ttc.model.runner_choice import runner_for
 from ttc.model.running.runner import HuggingFaceRunner
 from ttc.results import Problem
 from ttc.sampling import GREEDY
-from ttc.tree.branch import Branch
 from verifiers import ConfidenceVerifier
 
 LAYERS = 8

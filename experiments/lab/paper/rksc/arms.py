@@ -18,12 +18,12 @@ from experiments.runs.stats import wilson
 from search import solve
 from search.options import SolveOptions
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.calibration.exit_calibration import Rating, calibrate_exit
 from ttc.calibration.gate_calibration import calibrate
 from ttc.calibration.layer_profile import look_layers
 from ttc.engine import Engine
 from ttc.results import Problem, Result
-from ttc.tree.branch import Branch
 from ttc.usage import Usage
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 from verifiers.self_verifier import GRADER

@@ -11,11 +11,11 @@ from typing import Any
 from experiments.lab.paper.rksc.phrasings import DATASET, LEVELS, ROOT, TOKENS
 from experiments.lab.paper.rksc.setting import Setting, loaded
 from experiments.runs.screen import with_progress
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
-from ttc.tree.branch import Branch
 from ttc.tree.sharing import Sharing
 
 LENGTHS = (0, 256, 512)

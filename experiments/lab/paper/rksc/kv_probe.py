@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.tree.branch import Branch
 from ttc.tree.sharing import Sharing
 
 BUCKET_TOKENS = 64

@@ -16,12 +16,12 @@ import torch
 from experiments.lab.paper.rksc.setting import Setting, loaded
 from experiments.runs.screen import with_progress
 from ttc.approximate.similar_prompts import compared, layer_weights, similarity
+from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.passes.new_tokens import one_pass
 from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer
-from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 from ttc.tree.sharing import Sharing
 

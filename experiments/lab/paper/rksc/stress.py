@@ -10,7 +10,7 @@ from typing import Any
 from experiments.lab.paper.rksc.setting import Setting, loaded
 from experiments.runs.screen import with_progress
 from ttc import BlockCache, Engine
-from ttc.tree.branch import Branch
+from ttc.branch import Branch
 
 BRANCHES, ROOM, TOKENS = 8, 4, 8
 

@@ -18,12 +18,12 @@ from search.options import SolveOptions
 from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
 from ttc.approximate.early_exit import EarlyExit
 from ttc.backend import Backend
+from ttc.branch import Branch
 from ttc.calibration.exit_calibration import Rating, agrees, paper_rule, replay
 from ttc.calibration.gate_calibration import Observation, percentiles
 from ttc.calibration.layer_profile import BranchProfile
 from ttc.engine import Engine
 from ttc.results import Problem
-from ttc.tree.branch import Branch
 from verifiers import SelfVerifier
 
 DIFFICULTIES: dict[str, list[str]] = {

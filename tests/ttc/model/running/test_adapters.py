@@ -13,8 +13,8 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import prompt, small
 from ttc import Engine, UnsupportedModel
+from ttc.branch import Branch
 from ttc.model.running.adapters import check_adapters
-from ttc.tree.branch import Branch
 
 LAYERS = ["q_proj", "v_proj", "down_proj"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from search.base import Case, Request, Search, SearchSteps
+from search.base import Case, Request, Search, SearchSteps, until_spent
 from search.turns import REVISE, ask
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
-from ttc.errors import BudgetExceeded, ContextExceeded, VerifierError
+from ttc.errors import ContextExceeded, VerifierError
 from ttc.protocols import Aggregation, Expand, Handoff, Rate, Release
 
 
@@ -113,7 +113,7 @@ class ABMCTS(Search):
         top.starts[root.model] = root
         written = dict[str, list[float]]()
         step = case.answer(self.max_tokens)
-        try:
+        with until_spent(lambda: answers):
             for _ in range(self.iterations):
                 node = self.descend(top, case.rng)
                 model = self.model(case, root, written)
@@ -130,9 +130,6 @@ class ABMCTS(Search):
                 child = AnswerNode(answer, node)
                 node.children.append(child)
                 child.back_up(score)
-        except BudgetExceeded:
-            if not answers:
-                raise
         return answers
 
     def descend(self, top: AnswerNode, rng: np.random.Generator) -> AnswerNode:

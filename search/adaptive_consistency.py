@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,7 +15,6 @@ from search.base import Case, Search, SearchSteps, expand
 from search.selection import C, Winner, answer_of, vote
 from ttc.branch import Branch
 from ttc.checks import PositiveInt
-from ttc.errors import InvalidInput
 from ttc.protocols import Extract
 from ttc.text.equality import ballots_by
 
@@ -44,13 +43,11 @@ class AdaptiveConsistency(Search):
     needs_verifier = False
     voting = "majority"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rule == "window" and self.block < 2:
-            raise InvalidInput(
-                f"block={self.block} makes a window of one sample, which always agrees; give 2 or "
-                "more"
-            )
+    def refusals(self) -> Mapping[str, object]:
+        return {
+            f"block={self.block} makes a window of one sample, which always agrees; give 2 or "
+            "more": self.rule == "window" and self.block < 2
+        }
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.answer(self.max_tokens)

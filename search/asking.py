@@ -22,7 +22,7 @@ from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveKeywords, SolveOptions, as_problem, as_strings, check_keywords
 from ttc.checks import check_is, check_kind, check_whole
-from ttc.errors import InvalidInput, number_of
+from ttc.errors import InvalidInput, number_of, on_failure
 from ttc.results import Problem, Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.task import one_at_a_time
@@ -173,12 +173,9 @@ class AskTell:
 
     def _go_on(self) -> None:
         """Let the search do all that it can before it is told more."""
-        try:
+        with on_failure(self._driver.close):
             while self._driver.busy and (self._desk.unread or not self._desk.open):
                 self._step()
-        except BaseException:
-            self._driver.close()
-            raise
 
     def _step(self) -> None:
         for _, progress in self._driver.step():

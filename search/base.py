@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,10 +24,9 @@ from ttc.checks import (
     check_is,
     check_kind,
     check_option,
-    check_options,
     check_whole,
 )
-from ttc.errors import InvalidInput
+from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Aggregation, Append, Expand, Extract, Handoff, Rate, Release, Vary
 from ttc.sampling import MinP, Sampling
 from ttc.step import Step, Thinking
@@ -113,8 +113,7 @@ class Search(Options, ABC):
     final: str = "Final Answer:"
     stop_loops: bool | None = None
 
-    def __post_init__(self) -> None:
-        check_options(self, common=COMMON)
+    common = COMMON
 
     @property
     def sampling(self) -> Sampling:
@@ -172,6 +171,16 @@ class Search(Options, ABC):
             return None, None
         best = best_first(candidates, extract)[0]
         return best, answer_of(best, extract)
+
+
+@contextmanager
+def until_spent(found: Callable[[], object]) -> Iterator[None]:
+    """Let a search end where its budget does, with what it has found; with nothing it fails."""
+    try:
+        yield
+    except BudgetExceeded:
+        if not found():
+            raise
 
 
 PAUSES: Mapping[str, tuple[str, ...]] = {

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from search.base import Case, SearchSteps, StepwiseSearch, expand
+from search.base import Case, SearchSteps, StepwiseSearch, expand, until_spent
 from search.selection import C, Winner, complete, ranked
 from ttc.branch import Branch
 from ttc.checks import PositiveInt
-from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Extract, Rate, Release
 
 
@@ -41,7 +40,7 @@ class BestFirst(StepwiseSearch):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)
         opened, finished = [root], list[Branch]()
-        try:
+        with until_spent(lambda: finished or opened not in ([], [root])):
             for _ in range(self.max_steps):
                 best = opened[: self.beam_size]
                 if not best or len(finished) >= self.finish:
@@ -53,9 +52,6 @@ class BestFirst(StepwiseSearch):
                 opened += [child for child in children if not child.finished]
                 yield Rate(children, self.aggregation)
                 opened = ranked(opened)
-        except BudgetExceeded:
-            if not finished and opened in ([], [root]):
-                raise
         return complete(ranked([*finished, *opened]), case.extract)
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:

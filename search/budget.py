@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ttc.checks import NonNegativeInt, Options, PositiveFloat, PositiveInt
-from ttc.errors import InvalidInput
 from ttc.usage import Usage
 
 if TYPE_CHECKING:
@@ -50,22 +49,21 @@ class Budget(Options):
     reserve: NonNegativeInt = 0
     final_text: str = ""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.reserve and not any((self.max_tokens, self.max_generated_tokens, self.max_calls)):
-            raise InvalidInput(
-                f"reserve={self.reserve} is a part of a budget; give max_tokens or max_calls too"
-            )
-        for name in ("max_tokens", "max_generated_tokens"):
-            if (value := getattr(self, name)) is not None and self.reserve >= value:
-                raise InvalidInput(
-                    f"reserve={self.reserve} leaves nothing of {name}={value} to search with; give "
-                    "less"
-                )
-        if self.final_text and not self.reserve:
-            raise InvalidInput(
-                "final_text asks for an answer with the reserve; give reserve=N tokens too"
-            )
+    def refusals(self) -> Mapping[str, object]:
+        tokens = {name: getattr(self, name) for name in ("max_tokens", "max_generated_tokens")}
+        return {
+            f"reserve={self.reserve} is a part of a budget; give max_tokens or max_calls too": (
+                self.reserve and not any((*tokens.values(), self.max_calls))
+            ),
+            **{
+                f"reserve={self.reserve} leaves nothing of {name}={value} to search with; give "
+                "less": value is not None and self.reserve >= value
+                for name, value in tokens.items()
+            },
+            "final_text asks for an answer with the reserve; give reserve=N tokens too": (
+                self.final_text and not self.reserve
+            ),
+        }
 
     @property
     def limits(self) -> dict[str, int | float]:

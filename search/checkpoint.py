@@ -11,7 +11,7 @@ from typing import Any
 
 from search.asked_backend import Told
 from ttc import __version__
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 
 FORMAT = 1
 
@@ -44,20 +44,20 @@ class Checkpoint:
             if not file.parent.is_dir():
                 raise InvalidInput(f"there is no folder {file.parent} for the checkpoint; make it")
             return cls(file, made_by)
-        try:
+        with (
+            refusing(
+                (AttributeError, KeyError, TypeError, ValueError),
+                f"{file} is no checkpoint of ask_tell ({{kind}}: {{error}}); give "
+                "another path, or delete it",
+            ),
+            refusing(OSError, f"cannot read the checkpoint {file}: {{error}}"),
+        ):
             values = json.loads(file.read_text(encoding="utf-8"))
             before, stopped = dict(values["made_by"]), bool(values["stopped"])
             told = {
                 name: Told(**{**one, "scores": tuple(one["scores"])})
                 for name, one in values["told"].items()
             }
-        except OSError as error:
-            raise InvalidInput(f"cannot read the checkpoint {file}: {error.strerror}") from error
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InvalidInput(
-                f"{file} is no checkpoint of ask_tell ({type(error).__name__}: {error}); give "
-                "another path, or delete it"
-            ) from error
         if changes := list(differences(before, json.loads(json.dumps(made_by)))):
             raise InvalidInput(
                 f"{file} is the checkpoint of something else:\n" + "\n".join(changes) + "\ngive "
@@ -70,14 +70,12 @@ class Checkpoint:
         told = {name: asdict(one) for name, one in self.told.items()}
         values = {"made_by": self.made_by, "stopped": self.stopped, "told": told}
         new = self.file.with_name(f"{self.file.name}.new")
-        try:
+        with refusing(OSError, f"cannot write the checkpoint {self.file}: {{error}}"):
             with new.open("w", encoding="utf-8") as out:
                 json.dump(values, out, indent=1)
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(new, self.file)
-        except OSError as error:
-            raise InvalidInput(f"cannot write the checkpoint {self.file}: {error}") from error
 
 
 def described(value: Any) -> Any:

@@ -4,13 +4,13 @@ problem gets."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from search.base import Case, Search, SearchSteps, expand
 from search.selection import by_path
 from ttc.branch import Branch
-from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Rate
 
 
@@ -37,19 +37,16 @@ class ComputeOptimal(Search):
     strategies: tuple[Search, ...] = ()
     aggregation: Aggregation = "last"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bins = len(self.strategies)
-        if not bins or not all(isinstance(strategy, Search) for strategy in self.strategies):
-            raise InvalidInput(
-                "strategies must hold a search for each bin of difficulty; "
-                "python -m experiments.compute_optimal fits them from runs"
-            )
-        if len(self.edges) != bins - 1 or list(self.edges) != sorted(self.edges):
-            raise InvalidInput(
-                f"edges={list(self.edges)} must be {bins - 1} ascending scores, between the bins "
-                f"of {bins} strategies"
-            )
+    def refusals(self) -> Mapping[str, object]:
+        edges, bins = list(self.edges), len(self.strategies)
+        return {
+            "strategies must hold a search for each bin of difficulty; "
+            "python -m experiments.compute_optimal fits them from runs": (
+                not bins or not all(isinstance(strategy, Search) for strategy in self.strategies)
+            ),
+            f"edges={edges} must be {bins - 1} ascending scores, between the bins of {bins} "
+            "strategies": len(edges) != bins - 1 or edges != sorted(edges),
+        }
 
     @property
     def compares_ratings(self) -> bool:

@@ -4,7 +4,7 @@ left out or stopped."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -26,7 +26,7 @@ from search.selection import (
 from ttc.backend import Need
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Share
-from ttc.errors import BudgetExceeded, InvalidInput
+from ttc.errors import BudgetExceeded
 from ttc.protocols import Extract, Release
 from ttc.results import comparable
 
@@ -70,18 +70,16 @@ class DeepConf(Search):
     needs_verifier = False
     needs: ClassVar[tuple[Need, ...]] = ("top_logprobs",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mode == "online" and self.window > self.max_tokens:
-            raise InvalidInput(
-                f"window={self.window} is longer than max_tokens={self.max_tokens}, so that no "
-                "window is ever full and no sample stopped; give a shorter window, as "
-                f"window={max(1, self.max_tokens // 8)}"
-            )
-        if self.mode == "online" and self.measure != "lowest":
-            raise InvalidInput(
-                f"measure={self.measure} is for mode=offline; mode=online goes by the lowest group"
-            )
+    def refusals(self) -> Mapping[str, object]:
+        online = self.mode == "online"
+        return {
+            f"window={self.window} is longer than max_tokens={self.max_tokens}, so that no window "
+            "is ever full and no sample stopped; give a shorter window, as "
+            f"window={max(1, self.max_tokens // 8)}": online and self.window > self.max_tokens,
+            f"measure={self.measure} is for mode=offline; mode=online goes by the lowest group": (
+                online and self.measure != "lowest"
+            ),
+        }
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         first = self.n if self.mode == "offline" else min(self.warmup, self.n)

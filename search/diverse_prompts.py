@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, expand
 from ttc.branch import Branch
-from ttc.errors import InvalidInput
+from ttc.checks import QuestionText
 from ttc.protocols import Aggregation, Rate, Vary
 
 HINTS = (
@@ -36,17 +36,9 @@ class DiversePrompts(Search):
 
     n: int = 8
     max_tokens: int = 256
-    phrasings: tuple[str, ...] = ()
+    phrasings: tuple[QuestionText, ...] = ()
     hints: tuple[str, ...] = HINTS
     aggregation: Aggregation = "last"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for phrasing in self.phrasings:
-            if "{question}" not in phrasing:
-                raise InvalidInput(
-                    f"the phrasing {phrasing!r} must hold {{question}}, where the question goes"
-                )
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.answer(self.max_tokens)

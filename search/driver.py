@@ -22,7 +22,7 @@ from search.expansions import Expansions
 from search.under_way import Events, PassEvents, UnderWay, Work
 from ttc.backend import Backend
 from ttc.branch import Branch
-from ttc.errors import InvalidInput, TTCError, VerifierError
+from ttc.errors import InvalidInput, TTCError, VerifierError, on_failure, refusing
 from ttc.origin import error_text
 from ttc.parts import load
 from ttc.protocols import Append, Expand, Handoff, Rate, Release, Vary
@@ -46,10 +46,8 @@ driver and of the searches that ask, each with its request. It is loaded with th
 @contextmanager
 def exits_told() -> Iterator[None]:
     """sys.exit in a search of a user's would end the process without a word."""
-    try:
+    with refusing(SystemExit, "code of a search raised {error}", TTCError, said=error_text):
         yield
-    except SystemExit as error:
-        raise TTCError(f"code of a search raised {error_text(error)}") from error
 
 
 @dataclass
@@ -212,12 +210,9 @@ class Driver:
         usable = [index for index in prompts if index not in unusable]
         roots = [root for task in tasks for root in task.branches]
         begun = list[ActiveSearch]()
-        try:
+        with on_failure(lambda: self.engine.release(roots[len(begun) :])):
             for index, root in zip(usable, roots, strict=True):
                 begun.append(self._search(index, root, *batch[index]))
-        except BaseException:
-            self.engine.release(roots[len(begun) :])
-            raise
         try:
             for index, why in unusable.items():
                 if why is not None and self.strict:

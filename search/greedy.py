@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps
 from ttc.branch import Branch
-from ttc.errors import InvalidInput
 from ttc.protocols import Expand
 
 
@@ -24,13 +24,11 @@ class Greedy(Search):
     needs_verifier = False
     draws = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature != 0:
-            raise InvalidInput(
-                f"temperature={self.temperature} samples, and greedy search takes the most likely "
-                "token; for one sample use best_of_n or self_consistency with n=1"
-            )
+    def refusals(self) -> Mapping[str, object]:
+        return {
+            f"temperature={self.temperature} samples, and greedy search takes the most likely "
+            "token; for one sample use best_of_n or self_consistency with n=1": self.temperature
+        }
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.answer(self.max_tokens)

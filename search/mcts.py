@@ -8,14 +8,13 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from search.base import Case, Request, SearchSteps, StepwiseSearch, expand
+from search.base import Case, Request, SearchSteps, StepwiseSearch, expand, until_spent
 from search.growing import drop_repeated
 from search.selection import C, Voting, Winner, best_first, by_path, complete, vote
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.backend import Need
 from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, PositiveInt
-from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Rate, Release
 from ttc.results import comparable
 
@@ -98,7 +97,7 @@ class MCTS(StepwiseSearch):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         top = StateNode(root)
         rollouts, states = list[tuple[Branch, StateNode]](), list[StateNode]()
-        try:
+        with until_spent(lambda: states):
             for _ in range(self.iterations):
                 node = top
                 while node.children:
@@ -121,9 +120,6 @@ class MCTS(StepwiseSearch):
                 for visited in node.lineage():
                     visited.visits += 1
                     visited.total += value
-        except BudgetExceeded:
-            if not states:
-                raise
         ends = rollouts + [(state.branch, state) for state in states if state.branch.finished]
         kept = complete([branch for branch, _ in ends], case.extract)
         ends = [pair for pair in ends if pair[0] in kept]

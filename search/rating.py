@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from numbers import Integral
 
 from ttc.backend import Backend, check_needs
 from ttc.branch import Branch
-from ttc.errors import UnusableScores, VerifierError, number_of
+from ttc.errors import UnusableScores, VerifierError, number_of, refusing
 from ttc.origin import error_text
 from ttc.passes.ratings import passes_of_rating
 from ttc.protocols import Aggregation, Forgets, Priced, Verifier
@@ -46,17 +47,15 @@ class Rater:
             raise VerifierError(
                 "the search asked for scores, and there is no verifier; give verifier=..."
             )
-        try:
+        with self._named():
             given = yield from self._given(self.verifier, branches, questions, backend)
-        except (Exception, SystemExit) as error:
-            raise VerifierError(f"{self.name} raised {error_text(error)}") from error
-        try:
+        with refusing(
+            (Exception, SystemExit),
+            f"{self.name} returned {given!r:.80}, which does not read as scores ({{error}}); "
+            "give a list for each branch, as [[0.5], [0.9]]",
+            VerifierError,
+        ):
             scores = [[float(score) for score in steps] for steps in given]
-        except (Exception, SystemExit) as error:
-            raise VerifierError(
-                f"{self.name} returned {given!r:.80}, which does not read as scores ({error}); "
-                "give a list for each branch, as [[0.5], [0.9]]"
-            ) from error
         if len(scores) != len(branches) or not all(scores):
             rated = number_of(sum(map(bool, scores)), "rating")
             asked = number_of(len(branches), "branch", "branches")
@@ -89,6 +88,11 @@ class Rater:
             scores |= dict(zip(places, given, strict=True))
         return [scores[place] for place in range(len(branches))]
 
+    def _named(self, call: str = "") -> AbstractContextManager[None]:
+        """What the verifier's own code raises is told with its name."""
+        says = f"{self.name}{call} raised {{error}}"
+        return refusing((Exception, SystemExit), says, VerifierError, said=error_text)
+
     def check_product(self, scores: Sequence[Sequence[float]]) -> None:
         """Refuse scores below zero, whose product says how many there are before how good."""
         least = min(map(min, scores), default=0.0)
@@ -119,10 +123,8 @@ class Rater:
         )
 
     def _checked(self, method: str, price: Callable[[], int]) -> int:
-        try:
+        with self._named(f".{method}"):
             tokens = price()
-        except (Exception, SystemExit) as error:
-            raise VerifierError(f"{self.name}.{method} raised {error_text(error)}") from error
         if not isinstance(tokens, Integral) or tokens < 0:
             raise VerifierError(
                 f"{self.name}.{method} returned {tokens!r:.80}; give the most tokens, a whole "
@@ -132,10 +134,8 @@ class Rater:
 
     def released(self, branches: Sequence[Branch]) -> None:
         if branches and isinstance(self.verifier, Forgets):
-            try:
+            with self._named(".released"):
                 self.verifier.released(branches)
-            except (Exception, SystemExit) as error:
-                raise VerifierError(f"{self.name}.released raised {error_text(error)}") from error
 
 
 def aggregate(step_scores: Sequence[float], how: Aggregation) -> float:

@@ -6,12 +6,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from search.base import Case, Request, Search, SearchSteps, expand
+from search.base import Case, Request, Search, SearchSteps, expand, until_spent
 from search.selection import C, Winner, ranked, vote
 from search.turns import REVISE, ask
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
-from ttc.errors import BudgetExceeded, ContextExceeded
+from ttc.errors import ContextExceeded
 from ttc.protocols import Aggregation, Append, Extract, Rate, Release
 
 
@@ -43,7 +43,7 @@ class Revision(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chains: list[list[Branch]] = []
-        try:
+        with until_spent(lambda: chains):
             answers = yield from self._answers([root], self.n, case)
             going = chains = [[answer] for answer in answers]
             for _ in range(self.attempts - 1):
@@ -55,9 +55,6 @@ class Revision(Search):
                 going = [starts[answer.parent] for answer in answers if answer.parent]
                 for chain, answer in zip(going, answers, strict=True):
                     chain.append(answer)
-        except BudgetExceeded:
-            if not chains:
-                raise
         return [_winner(chain, case.extract) for chain in chains]
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from search.base import Case, Search, SearchSteps
+from search.base import Case, Search, SearchSteps, until_spent
 from search.turns import ask
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
-from ttc.errors import BudgetExceeded
 from ttc.protocols import Expand, Release
 
 CRITICISE = (
@@ -48,7 +47,7 @@ class SelfRefine(Search):
         start = root
         step = case.answer(self.max_tokens)
         criticise = replace(case.answer(self.feedback_tokens), end=())
-        try:
+        with until_spent(lambda: answers):
             while True:
                 (answer,) = yield Expand([start], 1, step, self.sampling)
                 yield Release([start, *answers[-1:]])
@@ -67,9 +66,6 @@ class SelfRefine(Search):
                 if rewritten is None:
                     break
                 start = rewritten
-        except BudgetExceeded:
-            if not answers:
-                raise
         return answers[-1:]
 
     def _is_done(self, critique: str) -> bool:

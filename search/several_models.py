@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ttc.backend import Backend, Batch, Need, Purpose, Tokens
 from ttc.branch import Branch
 from ttc.checks import check_is, check_kind
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, on_failure
 from ttc.sampling import SAMPLED, Sampling
 from ttc.step import Step
 from ttc.task import Passes, Task
@@ -97,13 +97,9 @@ class SeveralModels(Backend):
         the places of their branches."""
         owners = self._owners(branches)
         tasks: list[Task[T]] = []
-        try:
+        with on_failure(lambda: list(map(Task.close, tasks))):
             for backend, places in owners:
                 tasks.append(call(backend, places))
-        except BaseException:
-            for task in tasks:
-                task.close()
-            raise
 
         def passes() -> Passes[R]:
             results = []

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.base import Case, SearchSteps, StepwiseSearch, expand
+from search.base import Case, SearchSteps, StepwiseSearch, expand, until_spent
 from search.selection import complete, ranked
 from ttc.branch import Branch
 from ttc.checks import PositiveInt
-from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Rate, Release
 
 
@@ -45,7 +44,7 @@ class TreeOfThoughts(StepwiseSearch):
         finished, unrated = list[Branch](), list[Branch]()
         given_up = list[Branch]()  # the best of what was pruned or too deep
         continued = 0
-        try:
+        with until_spent(lambda: finished or given_up or unrated or stack[1:]):
             while stack and continued < self.max_states:
                 state = stack[-1]
                 pruned: list[Branch] = []
@@ -66,9 +65,6 @@ class TreeOfThoughts(StepwiseSearch):
                 candidates = ranked([*given_up, *pruned])
                 given_up = candidates[:1]
                 yield Release(candidates[1:])
-        except BudgetExceeded:
-            if not (finished or given_up or unrated or stack[1:]):
-                raise
         finished += [state for state in [*stack, *unrated] if state.finished]
         if not finished:
             return ranked([*stack, *unrated, *given_up])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ttc.branch import Branch
 from ttc.checks import check_whole
-from ttc.errors import BranchRefused, InvalidInput, RemoteError, Unsupported
+from ttc.errors import BranchRefused, InvalidInput, RemoteError, Unsupported, refusing
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.step import Step, step_of
 from ttc.task import Task, check_interrupt
@@ -352,12 +352,11 @@ class GenerateBatch(Batch):
             limits = [limit for _, limit in asked]
             max_tokens: int | list[int] = limits[0] if len(set(limits)) == 1 else limits
             more = {"statistics": True} if statistics else {}
-            try:
+            # the others' step is lost with it
+            with refusing(BranchRefused, "{error}", RemoteError):
                 self.backend.generate(
                     branches, max_tokens, stop=stop, end=end, sampling=sampling, **more
                 )
-            except BranchRefused as refusal:  # the others' step is lost with it
-                raise RemoteError(str(refusal)) from refusal
             ended += branches
         return ended
 

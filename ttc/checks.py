@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Predicate
 
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refuse
 
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
@@ -28,6 +28,16 @@ Share = Annotated[float, Interval(gt=0, le=1)]
 NonEmptyText = Annotated[str, Predicate(len)]
 Words = Annotated[str, Predicate(str.strip)]
 """A text with more than blanks."""
+
+
+@dataclass(frozen=True)
+class Holds:
+    """What a text must have in it."""
+
+    part: str
+
+
+QuestionText = Annotated[str, Holds("{question}")]
 
 PLAIN = {
     int: "a whole number",
@@ -96,8 +106,16 @@ class Options:
         check_names(cls.__name__, given, cls.__init__)
         return super().__new__(cls)
 
+    common: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Hints by the names of fields, for those that state no limit of their own."""
+
     def __post_init__(self) -> None:
         check_options(self, self.setting_of)
+        refuse(self.refusals())
+
+    def refusals(self) -> Mapping[str, object]:
+        """What does not go together: each message, with whether it is so."""
+        return {}
 
 
 def check_names(owner: str, given: Iterable[str], call: Callable[..., Any]) -> None:
@@ -132,19 +150,15 @@ def use_one_of(name: Any, known: Iterable[Any]) -> str:
     return f"{nearest}use one of {', '.join(names)}"
 
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-def check_options(options: Any, prefix: str = "", common: Mapping[str, Any] = NOTHING) -> None:
+def check_options(options: Options, prefix: str = "") -> None:
     """Raise InvalidInput for a field of a dataclass whose value its hint does not allow.
 
-    prefix: stands before a field's name in the message. common: hints by the names of fields, for
-    those that state no limit of their own.
+    prefix: stands before a field's name in the message.
     """
     kind: Any = type(options)
     for name, hint in option_hints(kind).items():
-        if name in common and hint in (int, float, str):
-            hint = common[name]
+        if hint in (int, float, str):
+            hint = options.common.get(name, hint)
         check_option(prefix + name, getattr(options, name), hint)
 
 
@@ -229,6 +243,10 @@ class ValueKind:
         for limit in self.limits:
             if isinstance(limit, Predicate) and not limit.func(value):
                 raise InvalidInput(f"{name} is empty; give {self.words}")
+            if isinstance(limit, Holds) and limit.part not in value:
+                raise InvalidInput(
+                    f"{name}={value!r} must hold {limit.part}, where the question goes"
+                )
         ends = {
             end: getattr(limit, end) for limit in self.limits for end in FITS if hasattr(limit, end)
         }

@@ -15,7 +15,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 
 LINE = "compiling the CPU kernels, once on this machine; it takes up to a minute"
 
@@ -62,13 +62,12 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
         file.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(dir=file.parent)
     except OSError:  # there is no folder to write to
-        try:
+        with refusing(
+            OSError,
+            f"neither {file.parent} nor the folder for temporary files can be written to "
+            f"({{error}}); make room, or name another folder by TTC_CACHE or TMPDIR",
+        ):
             folder = tempfile.mkdtemp()
-        except OSError as error:
-            raise InvalidInput(
-                f"neither {file.parent} nor the folder for temporary files can be written to "
-                f"({error}); make room, or name another folder by TTC_CACHE or TMPDIR"
-            ) from error
         file = Path(folder) / file.name
     unfinished = Path(folder) / "unfinished.so"
     done = subprocess.run(

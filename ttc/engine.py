@@ -15,6 +15,7 @@ from ttc.attention.hf_hook import lent
 from ttc.backend import Backend, Purpose, Tokens
 from ttc.branch import Branch
 from ttc.checks import check_flag, check_is
+from ttc.errors import on_failure
 from ttc.memory.manager import Memory
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
@@ -252,16 +253,13 @@ class Engine(Backend):
             child.leaf = self.tree.hold(self.tree.trunk)
             child.tokens = prompt
         self.live.update(children)
-        try:
+        with on_failure(self.release, children):
             if self.sharing.rule == "similar":
                 self._share_similar(root, children, after)
             for child, suffix in zip(children, after, strict=True):
                 child.tokens += suffix
                 child.prompt_length = child.given_end = child.opening = len(child.tokens)
             return self._begin_prefill(children, "prompt")
-        except BaseException:
-            self.release(children)
-            raise
 
     def _share_similar(
         self, root: Branch, children: Sequence[Branch], suffixes: Sequence[Sequence[int]]
@@ -322,12 +320,8 @@ class Engine(Backend):
                 yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, asked)
 
         def in_parts() -> Passes[list[Branch]]:
-            try:
-                with read_by_verifier(read):
-                    yield from self.calls.in_parts(branches, passes, wake=False)
-            except BaseException:
-                self.release(branches)
-                raise
+            with on_failure(self.release, branches), read_by_verifier(read):
+                yield from self.calls.in_parts(branches, passes, wake=False)
             return branches
 
         return self.calls.pass_by_pass(branches, in_parts())
@@ -365,15 +359,14 @@ class Engine(Backend):
             for usage, places in by_meter(b.usage for b in extended if purpose == "verifier")
         ]
 
+        def take_back() -> None:
+            for branch in extended:
+                if not branch.released:
+                    self.tree.rewind(branch, len(branch.tokens) - 1)
+
         def in_parts() -> Passes[None]:
-            try:
-                with read_by_verifier(read):
-                    yield from self.calls.in_parts(extended, passes, wake)
-            except BaseException:
-                for branch in extended:
-                    if not branch.released:
-                        self.tree.rewind(branch, len(branch.tokens) - 1)
-                raise
+            with on_failure(take_back), read_by_verifier(read):
+                yield from self.calls.in_parts(extended, passes, wake)
             for branch, new in zip(extended, added, strict=True):
                 if not branch.released:
                     branch.give(new)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -66,6 +68,46 @@ class BranchRefused(RemoteError):
     def __init__(self, message: str, branch: Any):
         super().__init__(message)
         self.branch = branch
+
+
+def refuse(faults: Mapping[str, object], error: type[TTCError] = InvalidInput) -> None:
+    """Raise the first message of a table whose fault is there (whose value is true)."""
+    for message, there in faults.items():
+        if there:
+            raise error(message)
+
+
+@contextmanager
+def refusing(
+    kinds: type[BaseException] | tuple[type[BaseException], ...],
+    message: str,
+    error: type[TTCError] = InvalidInput,
+    *,
+    but: type[TTCError] | tuple[()] = (),
+    said: Callable[[Any], object] = lambda raised: getattr(raised, "strerror", None) or raised,
+) -> Iterator[None]:
+    """Tell what others raise, as while a file is read, in words of this project.
+
+    message: `{error}` in it is what was `said`, `{kind}` its type. but: errors that stay as they
+    are.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except kinds as raised:
+        told = message.replace("{kind}", type(raised).__name__)
+        raise error(told.replace("{error}", str(said(raised)))) from raised
+
+
+@contextmanager
+def on_failure(undo: Callable[..., object], *arguments: object) -> Iterator[None]:
+    """Take back what was begun, where the block raises anything."""
+    try:
+        yield
+    except BaseException:
+        undo(*arguments)
+        raise
 
 
 def number_of(count: int, noun: str, plural: str | None = None) -> str:

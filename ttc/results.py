@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ttc.branch import Branch, ThoughtClosed
-from ttc.errors import InvalidInput, number_of
+from ttc.errors import number_of, refusing
 from ttc.tree.branch import Substitution
 from ttc.usage import Usage
 
@@ -229,7 +229,10 @@ class Result:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
         """What `to_dict` was made of. Raises InvalidInput for what is no such thing."""
-        try:
+        with refusing(
+            (KeyError, TypeError, ValueError, StopIteration),
+            "these values are no result ({kind}: {error}); give what Result.to_dict returned",
+        ):
             branches = [BranchRecord.from_dict(branch) for branch in values["branches"]]
             best = None
             if values["best"] is not None:
@@ -252,11 +255,6 @@ class Result:
                 values.get("prompt"),
                 dict(values.get("pruned", {})),
             )
-        except (KeyError, TypeError, ValueError, StopIteration) as error:
-            raise InvalidInput(
-                f"these values are no result ({type(error).__name__}: {error}); give what "
-                "Result.to_dict returned"
-            ) from error
 
     def __repr__(self) -> str:
         return (

@@ -12,6 +12,7 @@ from threading import RLock
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from ttc.branch import Branch
+from ttc.errors import on_failure
 
 
 class Lockable(Protocol):
@@ -135,11 +136,8 @@ class Task(Generic[T]):
         """What the call gives. Makes the passes that are left, with nobody between."""
         with self.lock:
             while not self.step():
-                try:
+                with on_failure(self.close):
                     check_interrupt()
-                except BaseException:
-                    self.close()
-                    raise
             return self._result
 
     def passes(self) -> Passes[T]:

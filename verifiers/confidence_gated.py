@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
@@ -11,7 +11,7 @@ from ttc.backend import Backend, Need
 from ttc.branch import Branch
 from ttc.calibration.gate_calibration import GateCalibration, Threshold
 from ttc.checks import check_kind
-from ttc.errors import InvalidInput, VerifierError, number_of
+from ttc.errors import VerifierError, number_of
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Verifier, score_range
 from ttc.task import Passes
@@ -54,8 +54,10 @@ class ConfidenceGatedVerifier(Combined):
         super().__post_init__()
         is_verifier = callable(getattr(self.inner, "rate", None))
         check_kind("inner", self.inner, is_verifier, "a verifier, as SelfVerifier()")
-        if isinstance(self.inner, ConfidenceGatedVerifier):
-            raise InvalidInput("the inner verifier is a confidence gate itself; give its own")
+
+    def refusals(self) -> Mapping[str, object]:
+        nested = isinstance(self.inner, ConfidenceGatedVerifier)
+        return {"the inner verifier is a confidence gate itself; give its own": nested}
 
     def verifiers(self) -> Sequence[Verifier]:
         return [self.inner]

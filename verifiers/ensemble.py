@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ from annotated_types import Interval
 from ttc.backend import Backend, Need
 from ttc.branch import Branch
 from ttc.checks import Options, check_kind, check_one_each
-from ttc.errors import InvalidInput, VerifierError
+from ttc.errors import VerifierError
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Forgets, Priced, Verifier, children_price, score_range
 from ttc.task import Passes
@@ -76,18 +76,19 @@ class EnsembleVerifier(Combined):
             callable(getattr(part, "rate", None)) for part in self.parts
         )
         check_kind("parts", self.parts, fits, "a list of verifiers")
-        if not self.parts:
-            raise InvalidInput("an ensemble has no parts; give at least one verifier")
-        if (given := self.accuracies) is None:
-            return
-        check_one_each(len(self.parts), "parts", len(given), "accuracies")
-        if self.how != "mean":
-            raise InvalidInput(f"accuracies weigh a mean, and how={self.how!r}; leave one out")
-        if max(given) <= 0.5:
-            raise InvalidInput(
-                f"no part with accuracies={list(given)} is right more often than wrong, so none "
-                "has a weight; use other parts"
-            )
+        if self.accuracies is not None:
+            check_one_each(len(self.parts), "parts", len(self.accuracies), "accuracies")
+
+    def refusals(self) -> Mapping[str, object]:
+        given = self.accuracies
+        return {
+            "an ensemble has no parts; give at least one verifier": not self.parts,
+            f"accuracies weigh a mean, and how={self.how!r}; leave one out": (
+                given is not None and self.how != "mean"
+            ),
+            f"no part with accuracies={given} is right more often than wrong, so none has a "
+            "weight; use other parts": given is not None and max(given, default=1) <= 0.5,
+        }
 
     @property
     def weights(self) -> list[float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ttc.branch import Branch
 from ttc.engine import Engine
-from ttc.errors import VerifierError
+from ttc.errors import VerifierError, on_failure
 from ttc.passes.prefill import Outputs
 from ttc.task import Passes, all_of
 from ttc.tree.segment import present, tokens_to_read
@@ -166,14 +166,11 @@ class TreeMirror:
         )
         prompts = [[*text.tokens, PENDING] for text in texts]
         call = self.engine.side_branches([text.branch for text in texts], prompts, outputs)
-        try:
+        with on_failure(lambda: self.engine.release(call.branches)):
             computed = yield from call.passes()
             for text, by_place in zip(texts, outputs.computed, strict=True):
                 for place, output in by_place.items():
                     text.reads[place].score = self.score(output)
-        except BaseException:
-            self.engine.release(call.branches)
-            raise
         return computed
 
     def _reads(self, layout: Layout) -> list[Read]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,7 +12,6 @@ from ttc.branch import Branch
 from ttc.calibration.layer_profile import BranchProfile, layer_profile
 from ttc.checks import Options, Words
 from ttc.engine import Engine
-from ttc.errors import InvalidInput
 from ttc.passes.ratings import pass_by_pass
 from ttc.task import Passes, all_of
 from ttc.text.chat import QUESTION, following, has_template, next_turn_text
@@ -55,13 +54,11 @@ class SelfVerifier(Options):
     fresh: bool = False
     thoughts: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.thoughts and not self.fresh:
-            raise InvalidInput(
-                "thoughts=False shows the answer alone, and the branch's KV holds its thoughts; "
-                "give fresh=True too"
-            )
+    def refusals(self) -> Mapping[str, object]:
+        return {
+            "thoughts=False shows the answer alone, and the branch's KV holds its thoughts; give "
+            "fresh=True too": not self.thoughts and not self.fresh
+        }
 
     @pass_by_pass
     def rate(

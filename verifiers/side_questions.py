@@ -3,14 +3,13 @@ a few words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ttc.backend import Backend, Need
 from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, NonNegativeInt, Options, PositiveInt
-from ttc.errors import InvalidInput
 from ttc.sampling import Sampling
 from ttc.step import Step
 from ttc.task import Passes
@@ -43,13 +42,14 @@ class SideQuestions(Options):
     temperature: NonNegativeFloat = 0.8
     thoughts: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.repeats > 1 and (not self.max_tokens or not self.temperature):
-            raise InvalidInput(
-                f"repeats={self.repeats} would all be the same with max_tokens={self.max_tokens} "
-                f"and temperature={self.temperature}; give max_tokens=256 and temperature=0.8"
+    def refusals(self) -> Mapping[str, object]:
+        same = not self.max_tokens or not self.temperature
+        return {
+            f"repeats={self.repeats} would all be the same with max_tokens={self.max_tokens} and "
+            f"temperature={self.temperature}; give max_tokens=256 and temperature=0.8": (
+                self.repeats > 1 and same
             )
+        }
 
     def asked(self, text: str, backend: Backend, thoughts: Thoughts | None = None) -> list[int]:
         """A question's tokens, up to where the model writes. thoughts: of the branch that it is

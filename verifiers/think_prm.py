@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,6 @@ from ttc.backend import Backend
 from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, PositiveInt
 from ttc.engine import Engine
-from ttc.errors import InvalidInput
 from ttc.passes.ratings import pass_by_pass
 from ttc.sampling import Sampling
 from ttc.step import Step
@@ -62,12 +61,12 @@ class ThinkPRM(RewardModel):
     rates_steps: ClassVar[bool] = False
     writes: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.samples > 1 and self.temperature == 0:
-            raise InvalidInput(
-                f"samples={self.samples} would all be the same at temperature=0; give 0.6"
+    def refusals(self) -> Mapping[str, object]:
+        return {
+            f"samples={self.samples} would all be the same at temperature=0; give 0.6": (
+                self.samples > 1 and self.temperature == 0
             )
+        }
 
     def layout(self, branch: Branch, question: str) -> Layout:
         steps, rest = self.split(rated_text(branch, self.thoughts), branch.finished)

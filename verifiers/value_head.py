@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ttc.checks import QuestionText
 from ttc.engine import Engine
-from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.errors import InvalidInput, UnsupportedModel, refusing
 from ttc.model.loading.load import load, load_headed
 from ttc.model.loading.reward_heads import HeadedModel
 from ttc.model.packed_linear import PackedLinear, pack_linears
@@ -42,14 +43,7 @@ class ValueHead(RewardModel):
 
     model: Any = "???"
     separator: str = "\n"
-    prompt: str = "{question}"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if "{question}" not in self.prompt:
-            raise InvalidInput(
-                f"the prompt {self.prompt!r} must hold {{question}}, where the question goes"
-            )
+    prompt: QuestionText = "{question}"
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         return [*self.opened(question, steps), *self.encode(self.separator)]
@@ -135,13 +129,15 @@ class ValueHead(RewardModel):
         file = Path(self.model) / SETTINGS if isinstance(self.model, str | Path) else None
         if file is None or not file.is_file():
             return super()._load()
-        try:
+        with refusing(
+            (ValueError, KeyError, TypeError),
+            f"{file} is no file of ValueHead.save: {{error}}",
+            said=repr,
+        ):
             settings = json.loads(file.read_text(encoding="utf-8"))
             base = settings["base"]
             self.separator = settings["separator"]
             self.prompt = settings["prompt"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f"{file} is no file of ValueHead.save: {error!r}") from error
         options: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if base is None:
             model, tokenizer = load_headed(str(self.model), **options)
@@ -170,12 +166,10 @@ def _with_adapters(model: Any, folder: Path) -> Any:
     """The model with the adapters of a folder merged into its weights, if the folder has any."""
     if not (folder / ADAPTERS).is_file():
         return model
-    try:
+    with refusing(
+        ImportError, f"{folder} holds adapters, which need peft ({{error}}): pip install peft"
+    ):
         from peft import PeftModel
-    except ImportError as error:
-        raise InvalidInput(
-            f"{folder} holds adapters, which need peft ({error}): pip install peft"
-        ) from error
     return PeftModel.from_pretrained(model, folder).merge_and_unload()
 
 

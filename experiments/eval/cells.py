@@ -17,7 +17,7 @@ from experiments.runs.build import make_search, resolved
 from experiments.runs.data import load_task
 from experiments.runs.hydra_command import composed
 from experiments.runs.problem_loop import run
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,13 @@ def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
     configs = []
     data_sets = list[DictConfig]()  # each is read once
     for cell in cells:
-        try:
+        with refusing((Exception, SystemExit), f"the cell {cell.name}: {{error}}", said=explained):
             config = composed(cell.overrides)
             values = checked(config)
             if values.dataset.path is not None and values.dataset not in data_sets:
                 load_task(values.dataset)
                 data_sets.append(values.dataset)
             configs.append(config)
-        except (Exception, SystemExit) as error:
-            raise InvalidInput(f"the cell {cell.name}: {explained(error)}") from error
     return configs
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from experiments.cli.command import perform
 from experiments.cli.output import show
+from ttc.errors import refusing
 
 
 def main() -> None:
@@ -27,14 +28,14 @@ def main() -> None:
 
 
 def find(arguments: argparse.Namespace) -> None:
-    from ttc import Engine, InvalidInput
+    from ttc import Engine
     from ttc.calibration.head_attention import near_attention
     from ttc.residency.streaming_heads import save_streaming_heads, streaming_heads
 
-    try:
+    with refusing(
+        (OSError, UnicodeDecodeError), f"{arguments.text} cannot be read as a text: {{error}}"
+    ):
         text = arguments.text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{arguments.text} cannot be read as a text: {error}") from error
     # nothing is written
     engine = Engine.from_pretrained(arguments.model, generation_settings=False)
     tokens = engine.encode(text)[: arguments.tokens]

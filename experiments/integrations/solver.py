@@ -28,7 +28,7 @@ from search.config import SearchConfig
 from search.options import SolveOptions
 from search.solving import results_of
 from ttc.backend import Backend
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 from ttc.results import Problem, Result
 from ttc.text.chat import QUESTION, encoded, following, has_template, next_turn_text
 from ttc.text.prompt import PromptTemplate, check_text, raw_tokens
@@ -209,12 +209,10 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
     overrides = [
         f"{name}={as_override(value) if '.' in name else value}" for name, value in given.items()
     ]
-    try:
+    with refusing((Exception, SystemExit), "{error}", said=explained):
         config = composed(overrides)
         if missing := sorted(OmegaConf.missing_keys(config)):
             raise InvalidInput(f"{' and '.join(missing)} must be given")
         config = resolved(config)
-    except (Exception, SystemExit) as error:
-        raise InvalidInput(explained(error)) from error
     check_backend(config)
     return config

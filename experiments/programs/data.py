@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.cli.settings import DatasetConfig
 from experiments.runs.rows import Row
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 from ttc.execution.code_tests import (
     CallTest,
     InputTest,
@@ -145,11 +145,12 @@ class _Text(pickle.Unpickler):
 
 def _unpacked(packed: str) -> list[dict[str, Any]]:
     """LiveCodeBench's private tests: JSON, pickled, compressed, as letters."""
-    try:
+    with refusing(
+        (ValueError, TypeError, zlib.error, binascii.Error, pickle.UnpicklingError),
+        "the private tests cannot be unpacked: {error}",
+    ):
         text = _Text(io.BytesIO(zlib.decompress(base64.b64decode(packed)))).load()
         cases: list[dict[str, Any]] = json.loads(text)
-    except (ValueError, TypeError, zlib.error, binascii.Error, pickle.UnpicklingError) as error:
-        raise InvalidInput(f"the private tests cannot be unpacked: {error}") from error
     return cases
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.cli.settings import DatasetConfig
 from experiments.runs.grading import IsCorrect
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 from ttc.results import Problem
 
 
@@ -18,14 +18,13 @@ def _import_reasoning_gym() -> Any:
         import pycosat  # noqa: F401
     except ImportError:
         sys.modules["pycosat"] = ModuleType("pycosat")
-    try:
+    with refusing(
+        ImportError,
+        "generated problems need reasoning-gym ({error}): pip install reasoning-gym, or "
+        "without a C compiler pip install --no-deps reasoning-gym and, as they are missed, the "
+        "packages that it names",
+    ):
         import reasoning_gym
-    except ImportError as error:
-        raise InvalidInput(
-            f"generated problems need reasoning-gym ({error}): pip install reasoning-gym, or "
-            "without a C compiler pip install --no-deps reasoning-gym and, as they are missed, the "
-            "packages that it names"
-        ) from error
     return reasoning_gym
 
 
@@ -40,12 +39,11 @@ def generated_problems(config: DatasetConfig, stop: int | None) -> tuple[list[Pr
             f"after dataset.offset={config.offset}; give dataset.limit, or a larger size"
         )
     params = {str(k): v for k, v in config.params.items()}
-    try:
+    with refusing(
+        (ValueError, TypeError, AssertionError),
+        f"reasoning-gym refuses dataset.task={config.task} with {params}: {{error}}",
+    ):
         generated = reasoning_gym.create_dataset(config.task, size=stop, seed=config.seed, **params)
-    except (ValueError, TypeError, AssertionError) as error:
-        raise InvalidInput(
-            f"reasoning-gym refuses dataset.task={config.task} with {params}: {error}"
-        ) from error
     try:
         entries = {f"{config.name}-{i}": generated[i] for i in range(config.offset, stop)}
     except AttributeError as error:

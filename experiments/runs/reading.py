@@ -22,7 +22,7 @@ from experiments.runs.shapes import (
     fault,
     lacking,
 )
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 from ttc.text.encodable import encodable
 
 NEEDED = ("id", "correct", "error", "branches", "usage")
@@ -162,7 +162,5 @@ def _read_json(file: Path, default: Any, shape: TypeAdapter[Any]) -> Any:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    try:
+    with refusing(OSError, f"{file} is damaged: {{error}}; restore it"):
         yield
-    except OSError as error:
-        raise InvalidInput(f"{file} is damaged: {error.strerror or error}; restore it") from error

@@ -29,7 +29,7 @@ from experiments.runs.reading import (
     read_settings,
 )
 from experiments.runs.shards import Shard
-from ttc.errors import InvalidInput, TTCError, number_of
+from ttc.errors import InvalidInput, TTCError, number_of, on_failure, refusing
 from ttc.results import BranchRecord, Node
 from ttc.text.equality import canonical
 
@@ -108,12 +108,9 @@ class RunFolder:
         self._made: list[dict[str, Any]] = []
         self._forgotten = set[str]()
         self._lock = self._locked()
-        try:
+        with on_failure(self.close):
             self._config: str | None = self._checked(config)
             self.records = self._read()
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Let others use the folder; that of a run that could not start is removed."""
@@ -127,13 +124,11 @@ class RunFolder:
         lock = FileLock(self.path / ".lock")
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            try:
+            with refusing(
+                Timeout,
+                f"{self.path} is in use by another process; wait for it or choose another run.name",
+            ):
                 lock.acquire(blocking=False)
-            except Timeout as error:
-                raise InvalidInput(
-                    f"{self.path} is in use by another process; wait for it or choose another "
-                    "run.name"
-                ) from error
         return lock
 
     def check_inputs(self, now: dict[str, dict[str, str]]) -> None:

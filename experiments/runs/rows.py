@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ttc.errors import InvalidInput, number_of
+from ttc.errors import InvalidInput, number_of, refusing
 from ttc.model.loading.hub import reached
 
 T = TypeVar("T")
@@ -36,14 +36,12 @@ def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> l
         raise InvalidInput(
             f"{key}={name} ends in {path.suffix!r}; use one of {', '.join(SUFFIXES)}"
         )
-    try:
+    with refusing(Exception, f"{key}={name} cannot be read: {{error}}"):
         if path.suffix == ".parquet":
             return _parquet_rows(path)
         if path.suffix in (".csv", ".tsv"):
             return _table_rows(path, "," if path.suffix == ".csv" else "\t")
         return _json_rows(path)
-    except Exception as error:
-        raise InvalidInput(f"{key}={name} cannot be read: {error}") from error
 
 
 def _folder_rows(path: Path, given: str, split: str) -> list[Row]:
@@ -52,7 +50,7 @@ def _folder_rows(path: Path, given: str, split: str) -> list[Row]:
     (`test-00000-of-00001.parquet`), as on the hub."""
     import datasets
 
-    try:
+    with refusing(Exception, f"{given} cannot be read: {{error}}", but=InvalidInput):
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             saved = datasets.load_from_disk(path)
             return list(_split_of(saved, given, split) if isinstance(saved, dict) else saved)
@@ -65,10 +63,6 @@ def _folder_rows(path: Path, given: str, split: str) -> list[Row]:
                 ".parquet files, or a file"
             )
         return [row for file in _split_of(files, given, split) for row in _parquet_rows(file)]
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise InvalidInput(f"{given} cannot be read: {error}") from error
 
 
 def _split_name(file: Path) -> str:
@@ -111,11 +105,9 @@ def _json_rows(path: Path) -> list[Row]:
     data = path.read_bytes()
     text = _text(gzip.decompress(data) if path.suffix == ".gz" else data)
     if path.suffix == ".json":
-        try:
-            rows = json.loads(text, object_pairs_hook=_named_once)
         # also numbers of thousands of digits, and brackets in brackets
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"it is not JSON: {error}") from error
+        with refusing((ValueError, RecursionError), "it is not JSON: {error}"):
+            rows = json.loads(text, object_pairs_hook=_named_once)
         if not isinstance(rows, list):
             raise InvalidInput(
                 f"it holds a {type(rows).__name__}; a .json data set is a list of objects"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from ttc.calibration.error_bounds import check_counts
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 
 T = TypeVar("T")
 
@@ -48,22 +48,19 @@ class CalibrationFile:
         file = Path(path)
         new = file.with_name(file.name + ".new")
         text = json.dumps(asdict(self), indent=2, allow_nan=False)
-        try:
+        with refusing(OSError, f"cannot write the calibration {file}: {{error}}"):
             file.parent.mkdir(parents=True, exist_ok=True)
             new.write_text(text + "\n", encoding="utf-8")
             os.replace(new, file)
-        except OSError as error:
-            raise InvalidInput(f"cannot write the calibration {file}: {error.strerror}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, model: str, dataset: str) -> Self:
         """Read what `save` wrote. Raises InvalidInput for another model's or data set's file."""
-        try:
+        with (
+            refusing(ValueError, f"{path} is no calibration, it is not JSON: {{error}}"),
+            refusing(OSError, f"cannot read the calibration {path}: {{error}}"),
+        ):
             values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidInput(f"cannot read the calibration {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise InvalidInput(f"{path} is no calibration, it is not JSON: {error}") from error
         names = {f.name for f in fields(cls)}
         if not isinstance(values, dict) or values.keys() != names:
             given = isinstance(values, dict)

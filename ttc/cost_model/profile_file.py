@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ttc.cost_model.device_profile import BY_ROWS, DeviceProfile, LinkProfile
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 
 SAME = ("cpu", "instructions", "gpu", "threads")
 """What has to be the same on the machine that a profile is used on."""
@@ -76,21 +76,22 @@ def read(path: str | os.PathLike[str]) -> Profile:
     Raises InvalidInput for a file that is no profile or is damaged, and for one of another machine,
     naming both.
     """
-    try:
+    with (
+        refusing(
+            (AttributeError, KeyError, TypeError, ValueError),
+            f"{path} is no profile of this version ({{error}}); make one with python -m "
+            "experiments.profile",
+        ),
+        refusing(
+            OSError,
+            f"{path} cannot be read ({{error}}); make a profile with python -m "
+            f"experiments.profile --out {path}",
+        ),
+    ):
         record = json.loads(Path(path).read_text(encoding="utf-8"))
         devices = [_device(figures) for figures in record["devices"]]
         link = LinkProfile(**record["link"])
         made_on = dict(record["machine"])
-    except OSError as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({error.strerror}); make a profile with python -m "
-            f"experiments.profile --out {path}"
-        ) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"{path} is no profile of this version ({error}); make one with python -m "
-            "experiments.profile"
-        ) from error
     here = hardware()
     if different := [name for name in SAME if made_on.get(name) != here.get(name)]:
         both = "; ".join(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ttc.errors import on_failure
 from ttc.memory.link import Transfer
 from ttc.memory.states import State, StateShape, Tensors
 from ttc.memory.tiers import Tier, Tiers, as_out_of_memory
@@ -159,12 +160,9 @@ class StateMemory:
         )
         tiers.device.give(self.nbytes if copied else 0, [state.written])
         if not copied:
-            try:
+            with on_failure(tiers.host.give, self.nbytes):
                 tiers.link.wait(state.written)
                 tiers.link.wait_on_host(state.written)
-            except BaseException:
-                tiers.host.give(self.nbytes)
-                raise
 
     def _copies(self, tensors: Tensors, tier: Tier) -> Tensors:
         with as_out_of_memory(tier, self.nbytes):

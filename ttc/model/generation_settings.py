@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as hf
 
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refusing
 from ttc.model.processors import ByLength, NoRepeatNGram, Processor, Repetition
 
 WAY_OUT = (
@@ -53,15 +53,15 @@ class GenerationSettings:
             value = getattr(config, name, None)
             if value is None or not asks(value):
                 continue
-            try:
+            with refusing(
+                (TypeError, ValueError, IndexError),
+                f"the model's generation_config sets {name}={value!r}, which cannot be used "
+                f"({{error}}). {WAY_OUT}",
+                UnsupportedModel,
+            ):
                 processor = make(value, config)
                 if isinstance(processor, ByLength):
                     processor.make(1, torch.device("cpu"))  # checks the value
-            except (TypeError, ValueError, IndexError) as error:
-                raise UnsupportedModel(
-                    f"the model's generation_config sets {name}={value!r}, which cannot be used "
-                    f"({error}). {WAY_OUT}"
-                ) from error
             if processor is not None:
                 asked[name] = value
                 processors.append(processor)
@@ -82,14 +82,14 @@ def end_tokens(config: Any) -> frozenset[int]:
         return frozenset()
     if isinstance(listed, torch.Tensor):
         listed = listed.tolist()
-    try:
+    with refusing(
+        TypeError,
+        f"the model's generation_config sets eos_token_id={listed!r}, which are no numbers of "
+        f"tokens ({{error}}); set model.generation_config.eos_token_id to a number or a list of "
+        "numbers",
+        UnsupportedModel,
+    ):
         return frozenset(map(index, listed if isinstance(listed, list | tuple) else [listed]))
-    except TypeError as error:
-        raise UnsupportedModel(
-            f"the model's generation_config sets eos_token_id={listed!r}, which are no numbers of "
-            f"tokens ({error}); set model.generation_config.eos_token_id to a number or a list of "
-            "numbers"
-        ) from error
 
 
 # ---------------------------------------------------------------- refused

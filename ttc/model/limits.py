@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from ttc.errors import ContextExceeded, InvalidInput
+from ttc.errors import ContextExceeded, InvalidInput, refusing
 from ttc.model.extra_arguments import all_chosen
 from ttc.model.generation_settings import end_tokens
 
@@ -48,12 +48,11 @@ class ModelLimits:
                 f"the {what} is text, {tokens[:40]!r}; give token numbers (engine.encode makes "
                 "them)"
             )
-        try:
+        with refusing(
+            TypeError,
+            f"the {what} is no list of token numbers ({{error}}); engine.encode makes them",
+        ):
             tokens = [index(token) for token in tokens]
-        except TypeError as error:
-            raise InvalidInput(
-                f"the {what} is no list of token numbers ({error}); engine.encode makes them"
-            ) from error
         if not tokens:
             raise InvalidInput(f"the {what} is empty; give at least one token")
         for token in (min(tokens), max(tokens)):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ttc.attention.hf_hook import attending
 from ttc.attention.plan import Plan, Run
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refusing
 from ttc.memory.states import StateBatch, Tensors
 from ttc.memory.storage import Places, Storage
 from ttc.model.check.model_check import CHECK_TOKENS
@@ -237,7 +237,9 @@ def checked_lens(runner: ModelRunner) -> Lens:
     name = type(runner.model).__name__
     trial = _Trial(runner)
     expected = runner.forward(trial.tokens, trial.plan())[trial.half - 1 :: trial.half].double()
-    try:
+    with refusing(
+        Exception, f"{name} cannot leave a scoring pass early: {{error}}", UnsupportedModel
+    ):
         together = trial.shrinking(lens, lambda *_: set())
         alone = trial.shrinking(lens, lambda depth, *_: {0} if depth == 1 else set())
         if together.live:
@@ -245,8 +247,6 @@ def checked_lens(runner: ModelRunner) -> Lens:
         given = torch.stack(
             [together.results[0][1], together.results[1][1], alone.results[1][1]]
         ).double()
-    except Exception as error:
-        raise UnsupportedModel(f"{name} cannot leave a scoring pass early: {error}") from error
     gap = (given - expected[[0, 1, 1]]).abs()
     # mixture-of-experts routing may flip in 16 bits, so the mean is compared there, not the largest
     exact = runner.dtype in (torch.float32, torch.float64)

@@ -66,13 +66,13 @@ class Split(Placement):
     branches: PositiveInt = 8
     kv_offload: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k == "auto" and self.profile is None:
-            raise InvalidInput(
-                "placement.k=auto needs a profile of this machine: python -m experiments.profile "
-                "--out FILE, then placement.profile=FILE; or give placement.k as a number"
+    def refusals(self) -> Mapping[str, object]:
+        return {
+            "placement.k=auto needs a profile of this machine: python -m experiments.profile "
+            "--out FILE, then placement.profile=FILE; or give placement.k as a number": (
+                self.k == "auto" and self.profile is None
             )
+        }
 
     def decide(self, model: Any, device: torch.device) -> int:
         """How many units run on the host, as given or by the profile."""

@@ -11,6 +11,7 @@ from accelerate.hooks import ModelHook
 from torch import Tensor, nn
 
 from ttc.cost_model.device_profile import BUFFERS
+from ttc.errors import on_failure
 from ttc.memory.link import Link, Transfer
 
 PIECES = 32
@@ -66,11 +67,8 @@ class WeightStream:
         if index not in self.held:  # the first pass, or one after a pass that broke off
             self._fetch(index, self._needed_last(index), later=False)
         slot = self.held.index(index)
-        try:
+        with on_failure(self.forget):
             self.link.wait(self.transfers[slot])
-        except BaseException:
-            self.forget()
-            raise
         return self.views[index][slot]
 
     def leave(self, index: int) -> None:

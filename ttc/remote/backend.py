@@ -11,7 +11,7 @@ from weakref import WeakSet
 from ttc.backend import Backend, Need, Purpose, Tokens
 from ttc.branch import Branch
 from ttc.checks import check_is
-from ttc.errors import InvalidInput, RemoteError, Unsupported
+from ttc.errors import InvalidInput, RemoteError, Unsupported, on_failure, refusing
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.passes.arguments import (
@@ -256,13 +256,9 @@ class RemoteBackend(Backend):
         return self.server.complete(tokens, 1, 0, GREEDY, logprobs=1, **more)
 
     def _replies(self, branch: Branch, futures: list[Future[Reply]]) -> list[Reply]:
-        try:
+        with on_failure(lambda: [future.cancel() for future in futures]):
             while wait(futures, LOOK_S).not_done:
                 check_interrupt()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
         replies = [future.result() for future in futures]
         for reply in replies:
             self.server.count_prompt(branch.usage, reply)
@@ -273,12 +269,12 @@ def _read_single(group: list[list[int]], replies: list[Reply]) -> list[list[floa
     logprobs: dict[str, float] = {}
     for reply in replies:
         logprobs |= reply.figures[0].likeliest if reply.figures else {}
-    try:
+    with refusing(
+        KeyError,
+        "the server left out the log-probability of {error}, which was asked for",
+        RemoteError,
+    ):
         return [[logprobs[f"{TOKEN_ID}{token}"]] for (token,) in group]
-    except KeyError as error:
-        raise RemoteError(
-            f"the server left out the log-probability of {error}, which was asked for"
-        ) from error
 
 
 def _read_echo(start: int, group: list[list[int]], replies: list[Reply]) -> list[list[float]]:

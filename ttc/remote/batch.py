@@ -12,7 +12,14 @@ from queue import Empty, SimpleQueue
 
 from ttc.backend import Batch
 from ttc.branch import Branch
-from ttc.errors import BranchRefused, ContentRefused, InvalidInput, RemoteError, number_of
+from ttc.errors import (
+    BranchRefused,
+    ContentRefused,
+    InvalidInput,
+    RemoteError,
+    number_of,
+    on_failure,
+)
 from ttc.passes.arguments import check_step
 from ttc.remote.replies import SPARE_TOKENS, TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
@@ -110,7 +117,7 @@ class RemoteBatch(Batch):
         others stay.
         """
         ended: list[Branch] = []
-        try:
+        with on_failure(self.close):
             while self.asked and not ended and not self.refused:
                 futures = self.answers()
                 if not futures:
@@ -119,9 +126,6 @@ class RemoteBatch(Batch):
                     if (work := self.asked.pop(future, None)) is not None:
                         ended += self._take(work, future)
                 self._ask()
-        except BaseException:
-            self.close()
-            raise
         if self.refused and not ended:
             branch, refusal = self.refused.popitem()
             raise BranchRefused(str(refusal), branch) from refusal

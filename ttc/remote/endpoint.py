@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -39,26 +40,21 @@ class Endpoint(Options):
     wait_s: NonNegativeFloat = 0.5
     context_length: Annotated[int, Ge(2)] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def refusals(self) -> Mapping[str, object]:
         check_encodable(self.base_url, "base_url")
         check_encodable(self.model or "", "model")
         url = urlsplit(self.base_url)
-        if url.username is not None or url.password is not None or url.query:
-            raise InvalidInput(
-                "base_url holds a password, a key or a query; leave it out, as it would be written "
-                "to the run's folder, and put the key into the environment variable "
-                f"{self.key_env}"
-            )
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise InvalidInput(
-                f"base_url={self.base_url!r} is no address; give one as http://localhost:8000/v1"
-            )
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env):
-            raise InvalidInput(
-                "key_env is not the name of an environment variable, as OPENAI_API_KEY; a key "
-                "itself is not given here"
-            )
+        return {
+            "base_url holds a password, a key or a query; leave it out, as it would be written to "
+            f"the run's folder, and put the key into the environment variable {self.key_env}": (
+                url.username is not None or url.password is not None or url.query
+            ),
+            f"base_url={self.base_url!r} is no address; give one as http://localhost:8000/v1": (
+                url.scheme not in ("http", "https") or not url.hostname
+            ),
+            "key_env is not the name of an environment variable, as OPENAI_API_KEY; a key itself "
+            "is not given here": not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env),
+        }
 
     @property
     def local(self) -> bool:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from ttc.errors import RemoteError
+from ttc.errors import RemoteError, on_failure
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.remote.capabilities import Capabilities
@@ -38,12 +38,9 @@ class Server:
         """Find out what the server can do. Raises as `probe`, and InvalidInput for settings that
         the server cannot be told."""
         client = Client(endpoint)
-        try:
+        with on_failure(client.close):
             can = probe(client, tokenizer)
             can.check_settings(settings)
-        except BaseException:
-            client.close()
-            raise
         # the server says where a text ends
         limits = ModelLimits(len(tokenizer), can.context_length, frozenset())
         return cls(client, can, tokenizer, limits, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -15,7 +15,7 @@ from ttc.attention.reader import Fetch, Reader, Reads, Regenerate
 from ttc.checks import PositiveInt, Probability
 from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, mini_batches, next_is_act
 from ttc.cost_model.capture import allocation as allocation_by
-from ttc.errors import InvalidInput
+from ttc.errors import on_failure
 from ttc.memory.kv import LayerShape
 from ttc.memory.storage import Storage
 from ttc.residency.base import Paths
@@ -74,14 +74,12 @@ class Capture(Offloading):
     step_bytes = 0
     """What the branches of a step wrote at most so far."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mini_batch_tokens < 2 * self.block_tokens:
-            raise InvalidInput(
-                f"memory.mini_batch_tokens={self.mini_batch_tokens} must be at least twice "
-                f"memory.block_tokens={self.block_tokens}: a mini-batch has room for a KV block "
-                "and an ACT block"
-            )
+    def refusals(self) -> Mapping[str, object]:
+        return {
+            f"memory.mini_batch_tokens={self.mini_batch_tokens} must be at least twice "
+            f"memory.block_tokens={self.block_tokens}: a mini-batch has room for a KV block and an "
+            "ACT block": self.mini_batch_tokens < 2 * self.block_tokens
+        }
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)
@@ -211,11 +209,8 @@ class Capture(Offloading):
         if one_each:
             storage = memory.begin(after.end, room)
             if as_act:
-                try:
+                with on_failure(memory.free, storage):
                     memory.keep_inputs(storage, self.acts)
-                except BaseException:
-                    memory.free(storage)
-                    raise
         else:
             acts = self.acts if as_act else frozenset[int]()
             act_room = self.act_room(sum(self.counts()) + room) if as_act else 0

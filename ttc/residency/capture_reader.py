@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ttc.attention.reader import Fetch, Reader, Reads, Regenerate, Staged
+from ttc.errors import on_failure
 from ttc.memory.kv import LayerKV, LayerShape
 from ttc.memory.link import Copies, Transfer
 from ttc.memory.manager import Memory
@@ -28,11 +29,8 @@ class CaptureReader(Reader):
         generated = (generated_bytes(self.memory, unit, self.reads) for unit in self.units)
         self.inputs: list[Tensor | None] = [None, None]
         self.room = self.memory.reserve(max(generated, default=0) // self.memory.dtype.itemsize)
-        try:
+        with on_failure(self.memory.unreserve, self.room):
             super().__post_init__()
-        except BaseException:
-            self.memory.unreserve(self.room)
-            raise
 
     @staticmethod
     def elements(memory: Memory, unit: Fetch, reads: Reads) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ import torch
 
 from ttc.attention.reader import Fetch, Reader, Reads, View
 from ttc.checks import PositiveFloat, PositiveInt
+from ttc.errors import on_failure
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
 from ttc.memory.storage import Storage
@@ -191,12 +192,8 @@ class Offloading(Residency):
                 break
         if kept is None and not units and not self.views:
             return None
-        try:
+        with nullcontext() if kept is None else on_failure(kept.close):
             return Reader(self.memory, units, reads, prefetch, kept=kept, views=self.views)
-        except BaseException:
-            if kept is not None:
-                kept.close()
-            raise
 
     def units(self, reads: Reads, with_views: bool = True) -> list[Fetch]:
         """Of all layers. with_views: also those of heads that do not see everything."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 
 
 def streaming_heads(shares: Sequence[Sequence[float]], fraction: float) -> list[tuple[int, int]]:
@@ -30,13 +30,12 @@ def load_streaming_heads(path: str | Path, kv_heads: Sequence[int]) -> frozenset
     """The heads, each with its layer, that a file names. Raises InvalidInput for one of another
     model."""
     name = f"streaming_heads={str(path)!r}"
-    try:
+    with refusing(
+        (OSError, ValueError, KeyError, TypeError),
+        f"{name} is not a file of `python -m experiments.heads`: {{error}}",
+    ):
         pairs = json.loads(Path(path).read_text(encoding="utf-8"))["streaming_heads"]
         heads = frozenset((int(layer), int(head)) for layer, head in pairs)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(
-            f"{name} is not a file of `python -m experiments.heads`: {error}"
-        ) from error
     for layer, head in sorted(heads):
         if not (0 <= layer < len(kv_heads) and 0 <= head < kv_heads[layer]):
             raise InvalidInput(

@@ -12,7 +12,7 @@ from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan
 from ttc.backend import Batch
 from ttc.branch import Branch
-from ttc.errors import InvalidInput, OutOfMemory
+from ttc.errors import InvalidInput, OutOfMemory, on_failure
 from ttc.parts import find
 from ttc.passes.arguments import check_step
 from ttc.passes.runtime import Runtime
@@ -116,12 +116,9 @@ class RunningBatch(Batch):
         return those whose step is over; a group that its policy keeps decodes its whole step. If
         anything is raised, every branch keeps what it has decoded, and the batch is empty."""
         with self.calls.lock:
-            try:
+            with on_failure(self.close):
                 if self.runtime.under_way:
                     self.calls.finish_others()
-            except BaseException:
-                self.close()
-                raise
             return self._token()
 
     @torch.inference_mode()
@@ -130,30 +127,25 @@ class RunningBatch(Batch):
         with self.calls.lock:
             while len(self):
                 self._token()
-                try:
+                with on_failure(self.close):
                     check_interrupt()
-                except BaseException:
-                    self.close()
-                    raise
 
     def _token(self) -> list[Branch]:
         link = self.runtime.residency.memory.link
         before = list(link.uncharged)
         rows = list[Row]()
         try:
-            rows += self.schedule()
-            ended = list[Branch]()
-            while self.rows:
-                if self.drafts is None or (checked := self._check_drafts(self.drafts)) is None:
-                    ended += self.postprocess(self.run())
-                else:
-                    ended += checked
-                if not self.runtime.residency.keeps_groups:
-                    break
-            return ended
-        except BaseException:
-            self.close()
-            raise
+            with on_failure(self.close):
+                rows += self.schedule()
+                ended = list[Branch]()
+                while self.rows:
+                    if self.drafts is None or (checked := self._check_drafts(self.drafts)) is None:
+                        ended += self.postprocess(self.run())
+                    else:
+                        ended += checked
+                    if not self.runtime.residency.keeps_groups:
+                        break
+                return ended
         finally:
             if link.uncharged != before:
                 self.runtime.charge([row.branch for row in rows], before)

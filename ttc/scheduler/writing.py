@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from ttc.attention.plan import Plan, Run
 from ttc.branch import Branch
-from ttc.errors import OutOfMemory
+from ttc.errors import OutOfMemory, on_failure
 from ttc.memory.storage import Places, Storage, room_for
 from ttc.model.recurrent_layers import StatesOfBranches
 from ttc.passes.runtime import Runtime
@@ -39,7 +40,7 @@ class Writing:
         """Give each row a place for its next token. Raises OutOfMemory: none of them has one
         then."""
         tree = self.runtime.tree
-        try:
+        with on_failure(partial(self.close, rows, done=True)):
             if self.states is not None:
                 self.states.make_room(len(self.storages.keys() | set(rows)))
             if begins:
@@ -54,9 +55,6 @@ class Writing:
                 row.leaf = row.branch.leaf
                 tree.set_opening(row.leaf, row.leaf.start, self.runtime.opening(row.branch))
                 self.storages.setdefault(row, {})[row.leaf.storage] = None
-        except BaseException:
-            self.close(rows, done=True)
-            raise
 
     def renew(self, rows: Sequence[Row]) -> None:
         """Note what rows have written, and give each that has no place a new one. Raises

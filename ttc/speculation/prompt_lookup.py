@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from ttc.branch import Branch
 from ttc.checks import PositiveInt
-from ttc.errors import InvalidInput
 from ttc.sampling import Sampling
 from ttc.speculation.base import Draft
 
@@ -71,13 +70,11 @@ class PromptLookup(Draft):
         init=False, repr=False, compare=False, default_factory=OrderedDict
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shortest > self.longest:
-            raise InvalidInput(
-                f"speculation.shortest={self.shortest} must be at most "
-                f"speculation.longest={self.longest}"
-            )
+    def refusals(self) -> Mapping[str, object]:
+        return {
+            f"speculation.shortest={self.shortest} must be at most "
+            f"speculation.longest={self.longest}": self.shortest > self.longest
+        }
 
     def propose(
         self, branches: Sequence[Branch], counts: Sequence[int], samplings: Sequence[Sampling]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refuse
 from ttc.model.loading.gguf_file import GgufFile, gguf_file, processor, weights
 from ttc.model.loading.gguf_settings import check_tensors
 from ttc.stored import kernel
@@ -190,21 +190,20 @@ class _Filling:
 
     def _rows(self, tensor: Any, expected: tuple[int, ...]) -> Tensor:
         kind = int(tensor.tensor_type)
-        if kind not in KINDS:
-            raise UnsupportedModel(
+        *rows, width = shape = tuple(map(int, reversed(tensor.shape)))
+        refuse(
+            {
                 f"{tensor.name} is stored as {tensor.tensor_type.name}, and what is multiplied as "
-                f"it is stored is {', '.join(KINDS.values())}; {WAY_OUT}"
-            )
-        shape = tuple(map(int, reversed(tensor.shape)))
-        if shape != expected:
-            raise UnsupportedModel(
-                f"{tensor.name} is {shape} in the file and {expected} by its configuration"
-            )
-        *rows, width = shape
-        if width % 32:
-            raise UnsupportedModel(
-                f"{tensor.name} has rows of {width} numbers, not a multiple of 32; {WAY_OUT}"
-            )
+                f"it is stored is {', '.join(KINDS.values())}; {WAY_OUT}": kind not in KINDS,
+                f"{tensor.name} is {shape} in the file and {expected} by its configuration": (
+                    shape != expected
+                ),
+                f"{tensor.name} has rows of {width} numbers, not a multiple of 32; {WAY_OUT}": (
+                    width % 32
+                ),
+            },
+            UnsupportedModel,
+        )
         row_bytes = int(tensor.n_bytes) // prod(rows)
         flat = torch.empty(0, dtype=torch.uint8).set_(
             self.bytes, int(tensor.data_offset), (int(tensor.n_bytes),), (1,)

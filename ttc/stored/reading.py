@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import cached_file
 
-from ttc.errors import InvalidInput
+from ttc.errors import refuse
 from ttc.model.loading.model_files import whole_folder
 from ttc.stored.gguf_loading import bytes_in_file, read_stored, why_not
 from ttc.stored.mxfp4_loading import bytes_in_folder, check_method, read_folder
@@ -25,16 +25,16 @@ def stored_weights(
 
     spread: whether layers run on several devices. Raises InvalidInput for what does not go with it.
     """
-    if device.type != "cpu":
-        raise InvalidInput(f"quantized=True runs on a CPU, not on {device}; give device='cpu'")
-    if spread:
-        raise InvalidInput(
-            "quantized=True runs on a CPU, and device_map names several devices; leave one out"
-        )
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise InvalidInput(
-            f"quantized=True computes in float32 or bfloat16, not in {dtype}; give one of these"
-        )
+    cpu = "quantized=True runs on a CPU"
+    refuse(
+        {
+            f"{cpu}, not on {device}; give device='cpu'": device.type != "cpu",
+            f"{cpu}, and device_map names several devices; leave one out": spread,
+            f"quantized=True computes in float32 or bfloat16, not in {dtype}; give one of these": (
+                dtype not in (torch.float32, torch.bfloat16)
+            ),
+        }
+    )
     if reason := why_not():
         warnings.warn(f"the model's weights are unpacked: {reason}", stacklevel=4)
         return None

@@ -626,6 +626,12 @@ def _number_of(name: str, point: int) -> Any:
     return -value if point >= POSITIVE and digest[20] % 2 ^ point % 2 else value
 
 
+def _need(there: object) -> None:
+    """A tree has no value unless this is so."""
+    if not there:
+        raise NoValue
+
+
 def _value(tree: Expr, numbers: dict[str, Any]) -> Any:
     kind, parts = tree[0], tree[1:]
     if kind == "num":
@@ -635,13 +641,11 @@ def _value(tree: Expr, numbers: dict[str, Any]) -> Any:
     if kind == "const":
         if parts[0] == "i":
             return mpmath.mpc(0, 1)
-        if parts[0] not in ("pi", "e"):
-            raise NoValue(parts[0])
+        _need(parts[0] in ("pi", "e"))
         return +getattr(mpmath, parts[0])
     if kind == "call":
         return _called(parts[0], parts[1:], numbers)
-    if kind not in _SCALARS:
-        raise NoValue(kind)
+    _need(kind in _SCALARS and kind != "base")
     if kind == "apply":
         arguments = [_value(part, numbers) for part in parts[1:]]
         return sum(
@@ -651,28 +655,23 @@ def _value(tree: Expr, numbers: dict[str, Any]) -> Any:
             ),
             _number_of(parts[0], 7),
         )
-    if kind == "base":
-        raise NoValue(kind)
     values = [_value(part, numbers) for part in parts]
     return _bounded(_OPERATIONS[kind](*values))
 
 
 def _bounded(value: Any) -> Any:
-    if mpmath.isinf(value) or (value and abs(mpmath.mag(value)) > MOST_BITS):
-        raise NoValue("too large")
+    _need(not (mpmath.isinf(value) or (value and abs(mpmath.mag(value)) > MOST_BITS)))
     return value
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    if base and abs(exponent) * max(1, abs(mpmath.mag(base))) > MOST_BITS:
-        raise NoValue("too large")
+    _need(not (base and abs(exponent) * max(1, abs(mpmath.mag(base))) > MOST_BITS))
     return mpmath.power(base, exponent)
 
 
 def _of_small(function: Callable[..., Any], most: int) -> Callable[..., Any]:
     def of(*values: Any) -> Any:
-        if max(map(abs, values)) > most:
-            raise NoValue("too large")
+        _need(not max(map(abs, values)) > most)
         return function(*values)
 
     return of
@@ -686,18 +685,22 @@ def _root(value: Any, degree: Any) -> Any:
 
 def _over_integers(function: Callable[..., int]) -> Callable[..., Any]:
     def over(*values: Any) -> Any:
-        if not _are_integers(*values):
-            raise NoValue("no integers")
+        _need(_are_integers(*values))
         return mpmath.mpf(function(*(int(mpmath.re(value)) for value in values)))
 
     return over
+
+
+def _ratio(*values: Any) -> Any:
+    _need(len(values) == 2)
+    return values[0] / values[1]
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "+": lambda *values: mpmath.fsum(values),
     "*": lambda *values: mpmath.fprod(values),
     "/": lambda left, right: left / right,
-    "ratio": lambda *values: values[0] / values[1] if len(values) == 2 else _no_value(),
+    "ratio": _ratio,
     "^": _power,
     "neg": lambda value: -value,
     "!": _of_small(mpmath.factorial, 1000),
@@ -731,25 +734,17 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _no_value() -> Any:
-    raise NoValue("a ratio of several")
-
-
 def _called(name: str, arguments: Sequence[Expr], numbers: dict[str, Any]) -> Any:
     if name == "det":
         rows = [[_value(part, numbers) for part in row] for row in arguments[0][1:]]
-        if len({len(rows), *map(len, rows)}) > 1 or len(rows) > 8:
-            raise NoValue(name)
+        _need(len({len(rows), *map(len, rows)}) == 1 and len(rows) <= 8)
         return mpmath.det(mpmath.matrix(rows))
-    if name not in _FUNCTIONS:
-        raise NoValue(name)
+    _need(name in _FUNCTIONS)
     values = [_value(part, numbers) for part in arguments]
     if name in _TRIGONOMETRIC:
         if arguments[0][0] == "degree":
             values = [values[0] * mpmath.pi / 180]
-        if abs(values[0]) > 1e6 or abs(mpmath.im(values[0])) > MOST_BITS:
-            raise NoValue("too large")
+        _need(not (abs(values[0]) > 1e6 or abs(mpmath.im(values[0])) > MOST_BITS))
     value = _FUNCTIONS[name](*values)
-    if name == "cot" or not mpmath.isnan(value):
-        return _bounded(value)
-    raise NoValue(name)
+    _need(name == "cot" or not mpmath.isnan(value))
+    return _bounded(value)

@@ -114,6 +114,12 @@ def is_word(letters: str) -> bool:
     return len(letters) > 3 and not product and not letters.isupper()
 
 
+def _need(there: object) -> None:
+    """What stands there is no formula that is read, unless this is so."""
+    if not there:
+        raise Unread
+
+
 class _Reader:
     def __init__(self, answer: str):
         self.tokens = _tokens(answer)
@@ -145,9 +151,8 @@ class _Reader:
             return True
         return False
 
-    def expect(self, sign: str) -> None:
-        if not self.accept(sign):
-            raise Unread(sign)
+    def expect(self, *signs: str) -> None:
+        _need(self.accept(*signs))
 
     # answers
 
@@ -155,8 +160,7 @@ class _Reader:
         while self.accept("=", "\\approx", "\\simeq"):
             pass
         tree = self.answers()
-        if self.at < len(self.tokens):
-            raise Unread(self.peek())
+        _need(self.at == len(self.tokens))
         if tree[0] == "set" and self.tokens[0][1] == "{":  # LaTeX shows no braces: 1, 3
             return ("list", ",", *tree[1:])
         return tree
@@ -197,8 +201,7 @@ class _Reader:
 
     def statement(self) -> Expr:
         self.depth += 1
-        if self.depth > DEEPEST:
-            raise Unread("too deep")
+        _need(self.depth <= DEEPEST)
         if self.kind() == "dots":
             self.at += 1
             self.depth -= 1
@@ -320,8 +323,7 @@ class _Reader:
         self.depth += 1
         bars, self.bars = self.bars, int(closing == "|")
         part = self.answers()
-        if part[0] in ("list", "relation"):
-            raise Unread(part[0])
+        _need(part[0] not in ("list", "relation"))
         self.bars = bars
         self.depth -= 1
         self.expect(closing)
@@ -357,9 +359,8 @@ class _Reader:
             return self.bracketed(value)
         if self.accept("{"):
             return self.grouped()
-        if self.accept("|"):
-            return ("call", "abs", self.until("|"))
-        raise Unread(value)
+        self.expect("|")
+        return ("call", "abs", self.until("|"))
 
     def grouped(self) -> Expr:
         """A group of LaTeX, or a set as people type it."""
@@ -393,8 +394,7 @@ class _Reader:
     def letters(self, single: bool) -> Expr:
         run = self.peek()
         place = self.at
-        if len(run) > LONGEST_RUN:
-            raise Unread(run)
+        _need(len(run) <= LONGEST_RUN)
         for length in range(
             len(run), 1, -1
         ):  # the longest function, constant or Greek letter first
@@ -414,8 +414,7 @@ class _Reader:
             if run[length:] in _FUNCTIONS and self.peek(1) == "(":
                 self.split(1)
                 return self.letters(single)
-        if is_word(run):
-            raise Unread(run)
+        _need(not is_word(run))
         if len(run) == 2 and run[0] == "d" and run[1] in "xyztrsuvw":
             self.at += 1
             return ("sym", run)
@@ -447,9 +446,8 @@ class _Reader:
             return self.symbol(plain)
         if re.fullmatch(r"[A-Z]{2,3}", plain):
             return ("*", *(("sym", letter) for letter in plain))
-        if re.fullmatch(r"\d+(?:\.\d+)?", plain):
-            return ("num", plain)
-        raise Unread(content)
+        _need(re.fullmatch(r"\d+(?:\.\d+)?", plain))
+        return ("num", plain)
 
     def symbol(self, name: str) -> Expr:
         if self.accept("_"):
@@ -473,15 +471,12 @@ class _Reader:
     def name_part(self) -> str:
         """A subscript, as a name."""
         if not self.accept("{"):
-            if self.kind() not in ("number", "letters", "text", "command"):
-                raise Unread("_")
+            _need(self.kind() in ("number", "letters", "text", "command"))
             if self.kind() == "letters":
                 self.split(1)
             return self.take().strip().removeprefix("\\")
         parts, depth = [], 1
         while depth:
-            if self.at >= len(self.tokens):
-                raise Unread("{")
             kind, value, _ = self.tokens[self.at]
             self.at += 1
             depth += (value == "{") - (value == "}") if kind == "sign" else 0
@@ -495,14 +490,12 @@ class _Reader:
         inside = self.answers()
         self.bars, self.in_set = bars, in_set
         closing = self.peek()
-        if not self.accept(")", "]"):
-            raise Unread(opening)
+        self.expect(")", "]")
         if inside[0] == "list" and inside[1] == ",":
             if _are_rows(opening, closing, inside[2:]):
                 return ("matrix", *(row[3:] for row in inside[2:]))
             return ("brackets", opening, closing, *inside[2:])
-        if (opening == "(") != (closing == ")"):
-            raise Unread(closing)
+        _need((opening == "(") == (closing == ")"))
         return inside
 
     def argument(self) -> Expr:
@@ -518,9 +511,8 @@ class _Reader:
             ]
         if kind == "letters":
             self.split(1)
-        if kind in ("number", "letters", "command", "text"):
-            return self.atom(single=True)
-        raise Unread(value)
+        _need(kind in ("number", "letters", "command", "text"))
+        return self.atom(single=True)
 
     def fraction(self) -> Expr:
         return ("/", self.argument(), self.argument())
@@ -537,8 +529,7 @@ class _Reader:
                 exponent = self.exponent()
         if name == "log" and self.kind() == "number" and self.peek(1) == "(" and not self.spaced():
             base = ("num", self.take())
-        if base is not None and name != "log":
-            raise Unread(name)
+        _need(base is None or name == "log")
         if name in ("log", "lg") and base is None:
             base = ("num", "10")
         if exponent == ("neg", ("num", "1")):
@@ -546,8 +537,7 @@ class _Reader:
         arguments = self.arguments()
         if name in _SEVERAL and arguments[0][0] == "brackets":
             arguments = list(arguments[0][3:])
-        if len(arguments) != 1 and name not in _SEVERAL:
-            raise Unread(name)
+        _need(len(arguments) == 1 or name in _SEVERAL)
         call: Expr = (
             "call",
             name,
@@ -586,12 +576,11 @@ class _Reader:
             inside = self.until("}")
         elif self.accept("("):
             inside = self.bracketed("(")
-        elif self.kind() in ("number", "letters", "command", "text"):
+        else:
+            _need(self.kind() in ("number", "letters", "command", "text"))
             if self.kind() == "letters" and self.peek() not in _CONSTANTS:
                 self.split(1)
             inside = self.atom(single=True)
-        else:
-            raise Unread("sqrt")
         return ("call", "sqrt", inside) if degree is None else ("call", "root", inside, degree)
 
     def command(self, command: str) -> Expr:
@@ -611,18 +600,16 @@ class _Reader:
             return ("call", function, self.until(closing))
         if name in _ACCENTS:
             return self.accented(name)
-        if name in _FIGURES:
-            return ("sym", name + "".join(self.take() for _ in range(self.kind() == "letters")))
-        raise Unread(command)
+        _need(name in _FIGURES)
+        return ("sym", name + "".join(self.take() for _ in range(self.kind() == "letters")))
 
     def binomial(self) -> Expr:
         return ("call", "binom", self.argument(), self.argument())
 
     def number_set(self) -> Expr:
         letter = self.argument()
-        if letter[0] == "sym" and letter[1] in _SETS:
-            return ("const", _SETS[letter[1]])
-        raise Unread("mathbb")
+        _need(letter[0] == "sym" and letter[1] in _SETS)
+        return ("const", _SETS[letter[1]])
 
     def vector(self) -> Expr:
         inside = self.answers()
@@ -633,8 +620,7 @@ class _Reader:
         start = self.at
         self.argument()
         inner = "".join(value for _, value, _ in self.tokens[start : self.at] if value not in "{}")
-        if re.search(r"\d", inner) and name in ("overline", "bar"):
-            raise Unread(name)
+        _need(name not in ("overline", "bar") or not re.search(r"\d", inner))
         return self.symbol(f"{'bar' if name == 'overline' else name}:{inner}")
 
     def set(self) -> Expr:
@@ -645,8 +631,7 @@ class _Reader:
         inside = self.answers()
         if self.accept("|", ":", "\\mid"):
             first = inside[2] if inside[0] == "relation" else inside
-            if first[0] != "sym":
-                raise Unread("set")
+            _need(first[0] == "sym")
             inside = self.answers()
             self.expect("\\}")
             self.bars, self.in_set = bars, in_set
@@ -673,16 +658,14 @@ class _Reader:
             if self.peek() == "\\end":
                 break
         self.expect("\\end")
-        if self.environment() != kind:
-            raise Unread(kind)
+        _need(self.environment() == kind)
         return ("call", "det", ("matrix", *rows)) if kind == "vmatrix" else ("matrix", *rows)
 
     def environment(self) -> str:
         self.expect("{")
         name = self.take()
         self.expect("}")
-        if name not in _MATRICES:
-            raise Unread(name)
+        _need(name in _MATRICES)
         return name
 
 
@@ -709,8 +692,7 @@ def _tokens(answer: str) -> list[tuple[str, str, bool]]:
         if kind == "space":
             spaced = True
             continue
-        if kind == "other":
-            raise Unread(value)
+        _need(kind != "other")
         if kind == "number":
             value = value.rstrip(".")
         if value in ("\\lbrace", "\\rbrace"):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from ttc.errors import TTCError
+from ttc.errors import TTCError, on_failure, refusing
 
 CPU_S = 5.0
 """Processor seconds for one comparison: a busy machine changes no verdict."""
@@ -38,18 +38,18 @@ class MathWorker:
     def __init__(self, cpu_s: float = CPU_S, wall_s: float = WALL_S):
         self.cpu_s, self.wall_s = cpu_s, wall_s
         program = Path(__file__).with_name("math_worker.py")
-        try:
+        with refusing(  # to go on without would count right answers as wrong
+            OSError,
+            "no process can be started for math-verify, which grades answers of kind math: "
+            "{error}; free memory, or allow more processes, and run the same again",
+            TTCError,
+        ):
             self.process = subprocess.Popen(
                 [sys.executable, "-P", str(program), json.dumps(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-        except OSError as error:  # to go on without would count right answers as wrong
-            raise TTCError(
-                "no process can be started for math-verify, which grades answers of kind math: "
-                f"{error}; free memory, or allow more processes, and run the same again"
-            ) from error
         said = self._read()
         if said != "ready":
             self.close()
@@ -121,11 +121,8 @@ class MathPool:
                 worker = self.idle.pop()
             except IndexError:
                 worker = MathWorker(self.cpu_s, self.wall_s)
-            try:
+            with on_failure(worker.close):  # as Ctrl-C: its verdict may still be under way
                 verdict = worker.equal(gold, predicted)
-            except BaseException:  # as Ctrl-C: its verdict may still be under way
-                worker.close()
-                raise
             if verdict is not None:
                 self.idle.append(worker)
                 return verdict

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ttc.checks import Options, check_is, check_kind
+from ttc.checks import Options, QuestionText, check_is, check_kind
 from ttc.errors import InvalidInput
 from ttc.text.chat import (
     chat_text,
@@ -65,6 +65,9 @@ class DefaultWords(str):
     __slots__ = ()
 
 
+NOT_GIVEN = DefaultWords(STEP_BY_STEP)
+
+
 def words_for(kind: str) -> str:
     """The instruction for a kind of answer; the question alone for one that is unknown."""
     return WORDS.get(kind, "{question}")
@@ -91,7 +94,7 @@ class PromptTemplate(Options):
     `tokenizer(text)["input_ids"]`.
     """
 
-    instruction: str = DefaultWords(STEP_BY_STEP)
+    instruction: QuestionText = NOT_GIVEN
     system: str | None = None
     examples: tuple[tuple[str, str], ...] = ()
     chat: bool | None = None
@@ -106,24 +109,20 @@ class PromptTemplate(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_is("options", self.options, Mapping, "a dictionary")
-        if taken := sorted(self.options.keys() & SET_HERE):
-            raise InvalidInput(f"options holds {taken[0]!r}, which is set here; leave it out")
         pairs = isinstance(self.examples, Sequence) and all(map(_is_pair, self.examples))
         check_kind("examples", self.examples, pairs, "pairs of texts, as ((question, answer), ...)")
         for name, text in (("instruction", self.instruction), ("system", self.system or "")):
             check_encodable(text, name)
         for text in (part for pair in self.examples for part in pair):
             check_encodable(text, "a solved example")
-        if "{question}" not in self.instruction:
-            raise InvalidInput(
-                f"the instruction {self.instruction!r} must hold {{question}}, where the question "
-                "goes"
-            )
-        if self.raw and self.chat:
-            raise InvalidInput(
-                "raw=true and chat=true exclude each other: a raw prompt goes through no chat "
-                "template"
-            )
+
+    def refusals(self) -> Mapping[str, object]:
+        taken = sorted(self.options.keys() & SET_HERE) if isinstance(self.options, Mapping) else ()
+        return {
+            f"options holds {next(iter(taken), None)!r}, which is set here; leave it out": taken,
+            "raw=true and chat=true exclude each other: a raw prompt goes through no chat "
+            "template": self.raw and self.chat,
+        }
 
     # ---------------------------------------------------------------- the prompt
 

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from ttc.checks import Options, PositiveFloat, PositiveInt, check_is, check_kind, check_known
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 from ttc.text.encodable import encodable
 from ttc.tools.formats import FORMATS, Schema, ToolFormat
 
@@ -82,13 +82,12 @@ class Tool:
         check_kind("a tool", given, function, "a function, a Tool, or a tool's schema")
         from transformers.utils.chat_template_utils import get_json_schema
 
-        try:
+        with refusing(
+            Exception,
+            f"the function {given.__name__} cannot be a tool: {{error}}; give it type hints and "
+            "a docstring with an 'Args:' block that describes each argument",
+        ):
             return cls(get_json_schema(given), given)
-        except Exception as error:
-            raise InvalidInput(
-                f"the function {given.__name__} cannot be a tool: {error}; give it type hints and "
-                "a docstring with an 'Args:' block that describes each argument"
-            ) from error
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ttc.checks import check_options
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, on_failure, refusing
 from ttc.text.encodable import encodable
 from ttc.tools.base import Tool, ToolError, Tools
 
@@ -32,12 +32,11 @@ class Connection:
     """
 
     def __init__(self, server: str):
-        try:
+        with refusing(
+            ModuleNotFoundError,
+            "tools of an MCP server need the package mcp; pip install -e '.[tools]'",
+        ):
             import mcp
-        except ModuleNotFoundError as error:
-            raise InvalidInput(
-                "tools of an MCP server need the package mcp; pip install -e '.[tools]'"
-            ) from error
         target: Any = server
         if not server.startswith(("http://", "https://")):
             command, *arguments = shlex.split(server) or [""]
@@ -152,13 +151,10 @@ class McpTools(Tools):
             )
         connection = Connection(self.server)
         object.__setattr__(self, "connection", connection)
-        try:
+        with on_failure(connection.close):
             tools = [_tool(connection, tool, self.time_s) for tool in connection.tools]
             object.__setattr__(self, "tools", tuple(tools))
             super().__post_init__()
-        except BaseException:
-            connection.close()
-            raise
 
     def close(self) -> None:
         self.connection.close()  # type: ignore[attr-defined]

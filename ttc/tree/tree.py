@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ttc.errors import on_failure
 from ttc.memory.storage import Places, Storage
 from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
 
@@ -169,7 +170,7 @@ class Tree:
         tokens it is likely to write from here on. Raises OutOfMemory, and changes nothing then."""
         before = branch.leaf.end
         places = []
-        try:
+        with on_failure(self.rewind, branch, before):
             while tokens:
                 segment = self._open(branch, max(room, len(tokens)), one_each=False)
                 storage = segment.storage
@@ -179,9 +180,6 @@ class Tree:
                 storage.filled += count
                 tokens = tokens[count:]
                 room -= count
-        except BaseException:
-            self.rewind(branch, before)
-            raise
         return places
 
     def open(self, branch: Holder, room: int) -> Segment:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ttc.drawing import written
-from ttc.errors import InvalidInput
+from ttc.errors import refusing
 from ttc.results import BranchRecord, Result
 from ttc.text.encodable import encodable
 
@@ -30,13 +30,12 @@ pre.thought {{ color: #57606a; font-style: italic }}
 def results_of(file: Path) -> list[Result]:
     """The results in a file of JSON: what `Result.to_dict` returned, or a list of these. Raises
     InvalidInput."""
-    try:
+    with refusing(
+        (ValueError, RecursionError),
+        f"{file} is no JSON ({{error}}); save a result by json.dump(result.to_dict(), file), or "
+        "give a run's folder",
+    ):
         values = encodable(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(
-            f"{file} is no JSON ({error}); save a result by json.dump(result.to_dict(), file), or "
-            "give a run's folder"
-        ) from error
     return [Result.from_dict(each) for each in (values if isinstance(values, list) else [values])]
 
 

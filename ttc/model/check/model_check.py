@@ -23,7 +23,7 @@ from ttc.attention.hf_hook import (
     install,
     uninstall,
 )
-from ttc.errors import MissingPart, UnsupportedModel
+from ttc.errors import MissingPart, UnsupportedModel, refusing
 from ttc.memory.kv import LayerShape
 from ttc.model.check.attention_check import CheckTree, check_function, check_same, is_precise
 from ttc.model.check.masks import Sight, check_masks, check_windows, stated_windows
@@ -157,13 +157,16 @@ class ModelCheck:
         """
         replay = Replay(calls, rows)
         positions = torch.tensor([rows.positions], device=self.model.device)
-        try:
-            with attending(replay), self.extras.running() as extras:
-                logits = self._logits(rows.ids, keep, position_ids=positions, **extras)
-        except (AttributeError, TypeError) as error:
-            raise UnsupportedModel(
-                f"its layers need the mask itself, and the engine builds none ({error})"
-            ) from error
+        with (
+            refusing(
+                (AttributeError, TypeError),
+                "its layers need the mask itself, and the engine builds none ({error})",
+                UnsupportedModel,
+            ),
+            attending(replay),
+            self.extras.running() as extras,
+        ):
+            logits = self._logits(rows.ids, keep, position_ids=positions, **extras)
         if [call.module for call in calls] != [call.module for call in replay.calls]:
             raise UnsupportedModel("its layers call attention in another order over packed rows")
         for call, again in zip(calls, replay.calls, strict=True):

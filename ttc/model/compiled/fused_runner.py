@@ -15,7 +15,7 @@ from ttc.attention.all_layers import LayerCalls, all_layers
 from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import Plan
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refuse
 from ttc.memory.kv import LayerShape
 from ttc.model.compiled import layers_kernel
 from ttc.model.compiled.cpu_program import Program
@@ -202,32 +202,38 @@ def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
     weights, first = list(decoder.weights), decoder.layers[0]
     if reason := layers_kernel.why_not():
         raise UnsupportedModel(reason)
-    if isinstance(first.q, StoredMatrix) and not first.q.multiplies(layers_kernel.given(dtype)):
-        raise UnsupportedModel(f"no kernel multiplies stored weights by {dtype} here")
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise UnsupportedModel(
-            f"its numbers are {dtype}, and the compiled layers take float32 and bfloat16"
-        )
-    if any(weight.dtype != dtype or not weight.is_contiguous() for weight in weights):
-        raise UnsupportedModel("its weights differ in type, or do not lie row by row")
-    for layer in decoder.layers:
-        if isinstance(layer.gate, StoredMatrix) != isinstance(layer.up, StoredMatrix):
-            raise UnsupportedModel(
-                "one of gate and up is stored as in a file, and the other is not"
-            )
-        if [*map(_shape, layer.linears)] != [*map(_shape, first.linears)]:
-            raise UnsupportedModel("its layers differ in width")
-        if (
-            layer.head_dim != first.head_dim
-            or layer.head_dim % 2
-            or layer.q.out_features % layer.head_dim
-        ):
-            raise UnsupportedModel(f"its heads are {layer.head_dim} wide")
-    for linear in (*first.linears, *([] if decoder.head is None else [decoder.head])):
-        if linear.in_features * dtype.itemsize % VECTOR_BYTES:
-            raise UnsupportedModel(
-                f"its rows of {linear.in_features} {dtype} numbers are not whole vectors"
-            )
+    head_dim, q = first.head_dim, first.q
+    linears = (*first.linears, *([] if decoder.head is None else [decoder.head]))
+    refuse(
+        {
+            f"no kernel multiplies stored weights by {dtype} here": (
+                isinstance(q, StoredMatrix) and not q.multiplies(layers_kernel.given(dtype))
+            ),
+            f"its numbers are {dtype}, and the compiled layers take float32 and bfloat16": (
+                dtype not in (torch.float32, torch.bfloat16)
+            ),
+            "its weights differ in type, or do not lie row by row": any(
+                weight.dtype != dtype or not weight.is_contiguous() for weight in weights
+            ),
+            "one of gate and up is stored as in a file, and the other is not": any(
+                isinstance(layer.gate, StoredMatrix) != isinstance(layer.up, StoredMatrix)
+                for layer in decoder.layers
+            ),
+            "its layers differ in width": any(
+                layer.head_dim != head_dim
+                or [*map(_shape, layer.linears)] != [*map(_shape, first.linears)]
+                for layer in decoder.layers
+            ),
+            f"its heads are {head_dim} wide": head_dim % 2 or first.q.out_features % head_dim,
+            **{
+                f"its rows of {linear.in_features} {dtype} numbers are not whole vectors": (
+                    linear.in_features * dtype.itemsize % VECTOR_BYTES
+                )
+                for linear in linears
+            },
+        },
+        UnsupportedModel,
+    )
 
 
 def _shape(linear: Linear) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock
 from safetensors import SafetensorError
 
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refusing
 from ttc.model.loading.gguf_file import gguf_file
 from ttc.model.loading.gguf_tokenizer import restore
 
@@ -30,16 +30,16 @@ def smollm2_folder() -> Path:
     if _is_whole(folder):
         return folder
     file = smollm2_file()
-    try:
+    with refusing(
+        (OSError, SafetensorError),
+        f"cannot write the default model, about 540 MB, to {cache} ({{error}}); make room, or "
+        "set TTC_CACHE to a folder that can be written",
+        UnsupportedModel,
+    ):
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / ".lock"):
             if not _is_whole(folder):  # another process may have made it meanwhile
                 _convert_into(folder, file)
-    except (OSError, SafetensorError) as error:
-        raise UnsupportedModel(
-            f"cannot write the default model, about 540 MB, to {cache} ({error}); make room, or "
-            "set TTC_CACHE to a folder that can be written"
-        ) from error
     return folder
 
 

@@ -13,7 +13,7 @@ from accelerate.utils import (
     infer_auto_device_map,
 )
 
-from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel
+from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel, refuse
 from ttc.model.places import WAYS_OUT, place_of
 from ttc.parts import handlers
 
@@ -50,16 +50,17 @@ def devices_of(
     if len(different) == 1:
         return different[0], None
     count = torch.cuda.device_count()
+    names = ", ".join(map(str, different))
     for place in different:
-        if not isinstance(place, torch.device) or place.type in ("cpu", "meta"):
-            names = ", ".join(map(str, different))
-            raise InvalidInput(
-                f"device_map puts weights on {place}, in a map of {names}. {WAYS_OUT}"
-            )
-        if place.type == "cuda" and (place.index or 0) >= count:
-            raise InvalidInput(
-                f"device_map names {place}, and PyTorch finds {count} CUDA devices here"
-            )
+        slow = not isinstance(place, torch.device) or place.type in ("cpu", "meta")
+        refuse(
+            {
+                f"device_map puts weights on {place}, in a map of {names}. {WAYS_OUT}": slow,
+                f"device_map names {place}, and PyTorch finds {count} CUDA devices here": (
+                    not slow and place.type == "cuda" and (place.index or 0) >= count
+                ),
+            }
+        )
     return different[0], places
 
 
@@ -76,19 +77,22 @@ def weights_over(model: Any, over: Over) -> dict[str, torch.device]:
     places = _by_strategy(model, over) if isinstance(over, str) else dict(over)
     weights = model.state_dict()
     names = {name for name, _ in model.named_modules()}.union(weights)
-    if unknown := [name for name in places if name not in names]:
-        raise InvalidInput(f"device_map names {unknown[0]!r}, which a {kind} does not have")
-    if missing := [name for name in weights if _device_in(places, name) is None]:
-        raise InvalidInput(
+    missing = [name for name in weights if _device_in(places, name) is None]
+    refuse(
+        {
+            **{
+                f"device_map names {name!r}, which a {kind} does not have": name not in names
+                for name in places
+            },
             f"device_map has no device for {len(missing)} weights of a {kind}, among them "
-            f"{missing[0]}"
-        )
-    for tied in find_tied_parameters(model):
-        if len({_device_in(places, name) for name in tied}) > 1:
-            raise InvalidInput(
+            f"{', '.join(missing[:1])}": missing,
+            **{
                 f"device_map puts {' and '.join(tied)} on different devices, and these are one "
-                "tensor"
-            )
+                "tensor": len({_device_in(places, name) for name in tied}) > 1
+                for tied in find_tied_parameters(model)
+            },
+        }
+    )
     first = next(iter(places.values()))
     buffers = [name for name, _ in model.named_buffers() if _device_in(places, name) is None]
     return places | {name.rpartition(".")[0]: first for name in buffers}

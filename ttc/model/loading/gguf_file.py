@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refusing
 
 OTHER_FILES = "load the model from its own folder (config.json and .safetensors)"
 
@@ -22,10 +22,12 @@ class GgufFile:
     def __init__(self, path: Path):
         from gguf import GGUFReader
 
-        try:
+        with refusing(
+            (ValueError, IndexError, KeyError, OverflowError),
+            f"{path.name} is not a whole .gguf file: {{error}}",
+            UnsupportedModel,
+        ):
             self.reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
-            raise UnsupportedModel(f"{path.name} is not a whole .gguf file: {error}") from error
         self.name = path.name
         self.keys = [key for key in self.reader.fields if not key.startswith("GGUF.")]
         self.tensors: Mapping[str, Any] = {tensor.name: tensor for tensor in self.reader.tensors}
@@ -38,6 +40,15 @@ class GgufFile:
     def setting(self, name: str, default: Any = None) -> Any:
         """A setting of the architecture, as `attention.head_count`."""
         return self.value(f"{self.architecture}.{name}", default)
+
+    def check(self, name: str, value: Any, fits: bool, reason: str = "") -> None:
+        """Raise UnsupportedModel for a setting whose value does not fit."""
+        key = name if name.startswith("tokenizer.") else f"{self.architecture}.{name}"
+        if not fits:
+            raise UnsupportedModel(
+                f"{self.name} sets {key} to {str(value)[:60]}, which is not read here"
+                f"{reason and f' ({reason})'}; {OTHER_FILES}"
+            )
 
     def numbers(self, tensor: str) -> list[float] | None:
         """A small tensor's numbers; None where the file has no such tensor."""

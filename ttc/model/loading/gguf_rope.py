@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ttc.errors import UnsupportedModel
-from ttc.model.loading.gguf_file import OTHER_FILES, GgufFile
+from ttc.model.loading.gguf_file import GgufFile
 
 BASE = 10_000.0
 """The base of rotary frequencies where a file states none."""
@@ -21,19 +21,20 @@ def rope_parameters(file: GgufFile, head_dim: int, part: bool) -> dict[str, Any]
     base: dict[str, Any] = {"rope_theta": float(file.setting("rope.freq_base", BASE))}
     if part:
         base["partial_rotary_factor"] = _share(turned, head_dim)
-    elif turned != head_dim:
-        raise _refused(file, "rope.dimension_count", turned, f"heads have {head_dim} numbers")
+    else:
+        whole = f"heads have {head_dim} numbers"
+        file.check("rope.dimension_count", turned, turned == head_dim, whole)
     kind = file.setting("rope.scaling.type", "linear")
     more = float(file.setting("rope.scaling.attn_factor", 1.0))
     factor = _factor(file) if kind != "none" else 1.0
     if kind == "yarn":
-        if file.numbers("rope_freqs.weight") is not None:
-            raise _refused(file, "rope.scaling.type", kind, "its tensor rope_freqs is one more")
+        alone = file.numbers("rope_freqs.weight") is None
+        file.check("rope.scaling.type", kind, alone, "its tensor rope_freqs is one more")
         return base | _yarn(file, factor, more)
     if kind == "longrope" or file.numbers("rope_factors_long.weight") is not None:
         return base | _longrope(file, turned, factor, more)
-    if kind not in ("none", "linear"):
-        raise _refused(file, "rope.scaling.type", kind, "none, linear, yarn and longrope are read")
+    known = "none, linear, yarn and longrope are read"
+    file.check("rope.scaling.type", kind, kind in ("none", "linear"), known)
     divisors = file.numbers("rope_freqs.weight")
     if divisors is not None or more != 1:
         divisors = [factor * n for n in divisors or [1.0] * (turned // 2)]
@@ -69,8 +70,7 @@ def _yarn(file: GgufFile, factor: float, more: float) -> dict[str, Any]:
 
 def _longrope(file: GgufFile, turned: int, factor: float, more: float) -> dict[str, Any]:
     """Two sets of divisors, for texts up to the original context and for longer ones."""
-    if factor != 1:
-        raise _refused(file, "rope.scaling.factor", factor, "its tensors of factors say as much")
+    file.check("rope.scaling.factor", factor, factor == 1, "its tensors of factors say as much")
     names = ("rope_factors_short.weight", "rope_factors_long.weight")
     short, long = (_checked(file, name, file.numbers(name) or [], turned) for name in names)
     return _by_divisors(short, long, more, _original(file))
@@ -100,10 +100,3 @@ def _checked(file: GgufFile, name: str, divisors: list[float], turned: int) -> l
 def _original(file: GgufFile) -> int:
     context = int(file.setting("context_length"))
     return int(file.setting("rope.scaling.original_context_length", context))
-
-
-def _refused(file: GgufFile, name: str, value: Any, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{file.name} sets {file.architecture}.{name} to {value!r}, which is not read here "
-        f"({reason}); {OTHER_FILES}"
-    )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refuse
 from ttc.model.loading.gguf_file import OTHER_FILES, GgufFile, names, weights
 from ttc.model.loading.gguf_rope import rope_parameters
 
@@ -243,14 +243,16 @@ def family_of(file: GgufFile) -> Architecture:
 
 
 def _check_whole(file: GgufFile) -> None:
-    if int(file.value("split.count", 1)) > 1:
-        raise UnsupportedModel(
-            f"{file.name} is one of {file.value('split.count')} parts; join them with "
-            "llama-gguf-split --merge"
-        )
-    kind = file.value("general.type", "model")
-    if kind != "model":
-        raise UnsupportedModel(f"{file.name} holds no model, its general.type is {kind!r}")
+    parts, kind = int(file.value("split.count", 1)), file.value("general.type", "model")
+    refuse(
+        {
+            f"{file.name} is one of {parts} parts; join them with llama-gguf-split --merge": (
+                parts > 1
+            ),
+            f"{file.name} holds no model, its general.type is {kind!r}": kind != "model",
+        },
+        UnsupportedModel,
+    )
 
 
 def _check_keys(file: GgufFile, family: Architecture) -> None:
@@ -267,7 +269,8 @@ def _check_keys(file: GgufFile, family: Architecture) -> None:
         if values is None and name not in known:
             values = NEUTRAL.get(name, ())
         if values is not None and value not in values and not _is_neutral(file, name, value):
-            raise _refused(file, name, value, values)
+            only = f"only {' and '.join(map(repr, values))}" if values else ""
+            file.check(name, value, False, only)
 
 
 def _is_neutral(file: GgufFile, name: str, value: Any) -> bool:
@@ -279,20 +282,11 @@ def _is_neutral(file: GgufFile, name: str, value: Any) -> bool:
     return False
 
 
-def _refused(file: GgufFile, name: str, value: Any, values: tuple[Any, ...]) -> UnsupportedModel:
-    allowed = f", but for {' and '.join(map(repr, values))}" if values else ""
-    return UnsupportedModel(
-        f"{file.name} sets {file.architecture}.{name} to {str(value)[:60]}, which is not read "
-        f"here{allowed}; {OTHER_FILES}"
-    )
-
-
 def _take(config: Any, file: GgufFile, family: Architecture) -> None:
     for name, attribute in family.takes.items():
         value = file.setting(name, family.missing.get(name))
         if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise _refused(file, name, value, ())
+            file.check(name, value, len(set(value)) == 1)
             value = value[0]
         if name in OFF_AT_ZERO:
             setattr(config, attribute, value or None)
@@ -308,11 +302,10 @@ def _head_dim(file: GgufFile) -> int:
 def _set_heads(config: Any, file: GgufFile, family: Architecture) -> None:
     head_dim = _head_dim(file)
     each = config.hidden_size // config.num_attention_heads
-    if not family.heads_apart and head_dim != each:
-        raise _refused(file, "attention.key_length", head_dim, (each,))
+    fits = family.heads_apart or head_dim == each
+    file.check("attention.key_length", head_dim, fits, f"only {each}")
     value_dim = file.setting("attention.value_length", head_dim)
-    if value_dim != head_dim:
-        raise _refused(file, "attention.value_length", value_dim, (head_dim,))
+    file.check("attention.value_length", value_dim, value_dim == head_dim, f"only {head_dim}")
     if family.heads_apart:
         config.head_dim = head_dim
     if file.setting("attention.head_count_kv") is None:
@@ -349,8 +342,9 @@ def _set_gemma(config: Any, file: GgufFile) -> None:
             "full_attention": config.rope_parameters,
             "sliding_attention": local,
         }
-    elif theta not in (None, config.rope_parameters["rope_theta"]):
-        raise _refused(file, "rope.freq_base_swa", theta, (config.rope_parameters["rope_theta"],))
+    else:
+        only = config.rope_parameters["rope_theta"]
+        file.check("rope.freq_base_swa", theta, theta in (None, only), f"only {only}")
 
 
 def _layer_types(config: Any, file: GgufFile, period: int) -> list[str]:

@@ -116,11 +116,8 @@ def _check_keys(file: GgufFile) -> None:
             continue
         if name in TAKEN | NOTHING:
             continue
-        if name not in NEUTRAL or file.value(key) != NEUTRAL[name]:
-            value = str(file.value(key))[:60]
-            raise UnsupportedModel(
-                f"{file.name} sets {key} to {value}, which is not read here; {OTHER_FILES}"
-            )
+        value = file.value(key)
+        file.check(key, value, name in NEUTRAL and value == NEUTRAL[name])
 
 
 def _cut(tokenizer: Any, file: GgufFile) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ttc.checks import check_flag, check_is
-from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.errors import InvalidInput, UnsupportedModel, refusing
 from ttc.model.check.quantized import check_quantization
 from ttc.model.compiled.compiled_check import compiled_decoder
 from ttc.model.loading.default_model import SMOLLM2, smollm2_file
@@ -233,14 +233,13 @@ def load_generation_config(name: str, **source: Any) -> Any:
         if "gguf_file" in options:
             return None
         for file, by_model in (("generation_config.json", False), ("config.json", True)):
-            try:
+            with refusing(
+                OSError,
+                f"what the generation_config of {name!r} asks for cannot be read ({{error}}); "
+                "make it reachable, or leave its settings out with generation_settings=False "
+                "(model.generation_settings=false)",
+            ):
                 there = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
-            except OSError as error:
-                raise InvalidInput(
-                    f"what the generation_config of {name!r} asks for cannot be read ({error}); "
-                    "make it reachable, or leave its settings out with generation_settings=False "
-                    "(model.generation_settings=false)"
-                ) from error
             if there is not None:
                 return GenerationConfig.from_pretrained(path, file, _from_model_config=by_model)
     return None
@@ -360,12 +359,10 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_is("device", device, str | int | torch.device, "its name, as 'cuda:0'")
-    try:
+    with refusing(
+        RuntimeError, f"device={device!r} is not a device; use auto, cpu, cuda or cuda:N"
+    ):
         place = torch.device(device)
-    except RuntimeError as error:
-        raise InvalidInput(
-            f"device={device!r} is not a device; use auto, cpu, cuda or cuda:N"
-        ) from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise InvalidInput(
             f"device={device!r} was asked for, but no CUDA device is available; use cpu"

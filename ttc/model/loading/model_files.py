@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ttc.errors import TTCError, UnsupportedModel
+from ttc.errors import TTCError, UnsupportedModel, refuse, refusing
 from ttc.model.loading.default_model import SMOLLM2, smollm2_folder
 from ttc.model.loading.hub import reached
 
@@ -56,15 +56,16 @@ def opened(
     elif path is not None:
         _check_folder(path)
     with _without_bar(), reached(name, "model") if path is None else nullcontext(True) as online:
-        try:
+        # what files can make libraries raise has no common class
+        def reason(error: Exception) -> str:
+            return _reason(name, error, path, online, trust_remote_code)
+
+        failed = f"cannot load the model {name!r}: {{error}}"
+        with (
+            refusing(Exception, "{error}", UnsupportedModel, but=TTCError, said=reason),
+            refusing(UnsupportedModel, failed, UnsupportedModel),
+        ):
             yield source, options
-        except UnsupportedModel as error:
-            raise UnsupportedModel(f"cannot load the model {name!r}: {error}") from error
-        except TTCError:
-            raise
-        except Exception as error:  # what files can make libraries raise has no common class
-            reason = _reason(name, error, path, online, trust_remote_code)
-            raise UnsupportedModel(reason) from error
 
 
 def whole_folder(source: str) -> Path:
@@ -118,17 +119,17 @@ def _without_bar() -> Iterator[None]:
 
 
 def _check_folder(path: Path) -> None:
-    if not (path / "config.json").is_file():
-        if files := sorted(file.name for file in path.glob("*.gguf")):
-            raise UnsupportedModel(
-                f"the folder {path} holds {len(files)} models; name one by gguf_file "
-                f"(model.gguf_file on the command line): {', '.join(files)}"
-            )
-        raise UnsupportedModel(
-            f"the folder {path} holds no config.json; save the model with save_pretrained"
-        )
-    if not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
-        raise UnsupportedModel(
-            f"the folder {path} holds no weights (*.safetensors); save the model with "
-            "save_pretrained"
-        )
+    bare = not (path / "config.json").is_file()
+    files = sorted(file.name for file in path.glob("*.gguf"))
+    save = "save the model with save_pretrained"
+    refuse(
+        {
+            f"the folder {path} holds {len(files)} models; name one by gguf_file "
+            f"(model.gguf_file on the command line): {', '.join(files)}": bare and files,
+            f"the folder {path} holds no config.json; {save}": bare,
+            f"the folder {path} holds no weights (*.safetensors); {save}": not (
+                any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
+            ),
+        },
+        UnsupportedModel,
+    )

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from ttc.attention.hf_hook import attending, attention_set_to, uninstall
 from ttc.cost_model.unit import Unit
 from ttc.decoder_layers import decoder_layers
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refusing
 from ttc.memory.states import StateBatch
 from ttc.model.check.recording import REPLAY, AttentionCall
 from ttc.model.compiled.compiled_check import compiled_decoder
@@ -76,7 +76,14 @@ def partition(
     config = copy.deepcopy(config)
     # the implementation that needs no values to choose experts
     config.get_text_config()._experts_implementation = "batched_mm"
-    try:
+    with refusing(
+        Exception,
+        f"the layers of a {type(config).__name__} cannot be counted ({{kind}}: "
+        f"{{error}}). Give the configuration of a decoder-only language model; "
+        "placement=streamed needs no counts",
+        UnsupportedModel,
+        but=UnsupportedModel,
+    ):
         with torch.device("meta"):
             build = AutoModelForCausalLM.from_config if kind is None else kind._from_config
             model = build(config, dtype=dtype).eval()
@@ -90,14 +97,6 @@ def partition(
         units = _units(model, blocks, observed, dtype, kept)
         runs = tuple(block.runs for block in observed.blocks)
         return Partition(units, runs, observed.begun, compiled)
-    except UnsupportedModel:
-        raise
-    except Exception as error:
-        raise UnsupportedModel(
-            f"the layers of a {type(config).__name__} cannot be counted ({type(error).__name__}: "
-            f"{error}). Give the configuration of a decoder-only language model; "
-            "placement=streamed needs no counts"
-        ) from error
 
 
 # ---------------------------------------------------------------- one pass

@@ -105,6 +105,11 @@ def _given(
     """How many tokens of a branch stay before a text, and the text's tokens."""
     own, eos = engine.of_branch(branch), branch.finish_reason == "eos"
     if not request.turn:
+        if active.config.grammar is not None and branch.generated:
+            raise InvalidInput(
+                "the search puts words into an answer that keeps to a schema or grammar; leave "
+                "these out, or Append(..., turn=True)"
+            )
         drops = bool(request.drop) and _drops(own, branch, request.drop)
         return len(branch.tokens) - (eos or drops), own.encode(text)
     template, said, _ = active.chats[branch]

@@ -139,6 +139,11 @@ class Search(Options, ABC):
         return ()
 
     @property
+    def puts_words(self) -> bool:
+        """Whether it puts words of its own into answers, which then keep to no schema."""
+        return False
+
+    @property
     def voting(self) -> Voting | None:
         """The rule by which the candidates vote for the answer; None where they don't, or where
         votes weigh something else."""

@@ -41,6 +41,7 @@ class BudgetForcing(Search):
     final: Words = "Final Answer:"
 
     needs_verifier = False
+    puts_words = True
 
     @property
     def draws(self) -> bool:

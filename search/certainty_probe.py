@@ -48,6 +48,7 @@ class CertaintyProbe(Search):
     suffix: NonEmptyText = PROBE
 
     needs_verifier = False
+    puts_words = True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chain = root

@@ -13,12 +13,13 @@ from search.options import SolveOptions, check_parts
 from search.rating import Rater
 from ttc.backend import Backend
 from ttc.checks import check_is
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refuse
 from ttc.origin import at, origin
+from ttc.parts import handler
 from ttc.protocols import Extract
 from ttc.results import Problem
 from ttc.sampling import random_key
-from ttc.step import Thinking
+from ttc.step import Grammar, Thinking
 from ttc.text.equality import AnswerReader
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
@@ -37,6 +38,7 @@ class SearchConfig:
         keep.
     stops_loops: whether tokens that go in circles end a thought or a branch.
     tools: the tools that branches may call, None for none.
+    grammar: what answers keep to, None for none.
     repeat: how many problems without an id ask the same before this one in their list; it gets
         samples of its own.
     """
@@ -51,6 +53,7 @@ class SearchConfig:
     limited: bool = True
     stops_loops: bool = False
     tools: Any = None
+    grammar: Grammar | None = None
     repeat: int = 0
     models: tuple[str, ...] = ()
 
@@ -59,7 +62,11 @@ class SearchConfig:
         """The configuration for an engine. Raises InvalidInput for what either cannot use."""
         check_parts(search, engine, options.verifier)
         thoughts = Thoughts.of(engine.tokenizer, options.thinking_marks)
-        reader = reader_of(options.extract, options.answer_kind)
+        grammar = _grammar(search, engine, options, thoughts)
+        extract = options.extract
+        if extract is None and options.schema is not None:
+            extract = handler("answers", "json")
+        reader = reader_of(extract, options.answer_kind)
         if thoughts is not None:
             reader = replace(reader, marks=thoughts.marks)
         template = (options.template or PromptTemplate()).asking(
@@ -78,8 +85,6 @@ class SearchConfig:
             )
         chat = None
         if options.tools is not None:
-            from ttc.parts import handler
-
             if len(engine.models) > 1:
                 raise InvalidInput(
                     "tools are called in one model's format; give one engine, or leave tools out"
@@ -92,11 +97,12 @@ class SearchConfig:
             template,
             reader,
             thoughts,
-            template.ends(engine.tokenizer),
+            () if options.has_grammar else template.ends(engine.tokenizer),
             closes=closes,
             limited=limited,
             stops_loops=_stops_loops(search.stop_loops, engine, limited, thoughts),
             tools=chat,
+            grammar=grammar,
             models=tuple(engine.models),
         )
 
@@ -123,7 +129,28 @@ class SearchConfig:
         thinking = self.search.thinks(self.thoughts) if self.limited else None
         if self.closes:
             thinking = Thinking(0)
+        if self.grammar is not None and thinking is not None:
+            thinking = replace(thinking, final="")  # the words would stand in the answer
         return Case(problem.question, self.end, reader, rng, self.thoughts, thinking, self.models)
+
+
+def _grammar(
+    search: Search, engine: Backend, options: SolveOptions, thoughts: Thoughts | None
+) -> Grammar | None:
+    """What a schema or grammar asks of answers. Raises InvalidInput where it cannot be had."""
+    if not options.has_grammar:
+        return None
+    refuse(
+        {
+            "a schema or grammar is kept to in one model's tokens; give one engine, or leave it "
+            "out": len(engine.models) > 1,
+            f"{type(search).__name__} puts words of its own into answers, which then keep to no "
+            "schema or grammar; leave that out, or use another search": search.puts_words,
+        }
+    )
+    make = handler("answers", "grammar").of
+    grammar: Grammar = make(options.schema, options.grammar, engine, thoughts)
+    return grammar
 
 
 def _stops_loops(

@@ -115,6 +115,10 @@ class Expansions:
             for child in active.growing:
                 if self.parts.pop(child, None) is None:
                     active.count_thinking(child)
+            if why := next((c.matcher.error for c in active.growing if c.matcher), ""):
+                active.growing = []
+                active.fail(InvalidInput(why))
+                continue
             children = active.end_steps()
             self.admission.note_step(children, len(active.root.tokens), kept)
             yield active.index, active.progress("expanded", children)
@@ -124,7 +128,8 @@ class Expansions:
     # ------------------------------------------------------------ steps in parts
 
     def _begin_steps(self, active: ActiveSearch, request: Expand, max_tokens: int) -> None:
-        step = replace(request.step, stop_loops=active.config.stops_loops)
+        grammar = active.config.grammar if request.step.is_answer else None
+        step = replace(request.step, stop_loops=active.config.stops_loops, grammar=grammar)
         thoughts, chat = active.config.thoughts, active.config.tools
         limits = step.thinking if thoughts is not None else None
         closes = limits is not None and (limits.tokens is not None or step.stop_loops)

@@ -13,7 +13,7 @@ from search.base import Search
 from search.budget import UNLIMITED, Budget
 from ttc.backend import Backend, check_needs
 from ttc.checks import Options, check_is, check_kind, check_known, check_whole
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refuse
 from ttc.protocols import Extract, Verifier, score_range
 from ttc.results import Problem, Progress, Result
 from ttc.text.answers import extract_answer
@@ -48,6 +48,8 @@ class SolveKeywords(TypedDict, total=False):
     final_text: str
     cancel: Cancel | None
     tools: Any
+    schema: Any
+    grammar: str | None
 
 
 class CallKeywords(SolveKeywords, total=False):
@@ -77,6 +79,8 @@ class SolveOptions(Options):
     budget: Budget = UNLIMITED
     cancel: Cancel | None = None
     tools: Any = None
+    schema: Any = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +99,24 @@ class SolveOptions(Options):
             from ttc.parts import handler
 
             object.__setattr__(self, "tools", handler("group", "tools").of(self.tools))
+        self._check_grammar()
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether answers keep to a schema or a grammar."""
+        return self.schema is not None or self.grammar is not None
+
+    def _check_grammar(self) -> None:
+        """Raise InvalidInput for what cannot be had beside a schema or grammar."""
+        others = {"tools": self.tools, "end": self.end, "final_text": self.budget.final_text}
+        refuse(
+            {
+                f"{name}={given!r:.80} and a schema or grammar: such an answer ends where it is "
+                f"complete and holds nothing else; leave {name} or the other out": given
+                for name, given in others.items()
+                if self.has_grammar
+            }
+        )
 
     @classmethod
     def of(cls, **keywords: Unpack[SolveKeywords]) -> SolveOptions:

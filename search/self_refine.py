@@ -46,7 +46,7 @@ class SelfRefine(Search):
         answers: list[Branch] = []
         start = root
         step = case.answer(self.max_tokens)
-        criticise = replace(case.answer(self.feedback_tokens), end=())
+        criticise = replace(case.answer(self.feedback_tokens), end=(), is_answer=False)
         with until_spent(lambda: answers):
             while True:
                 (answer,) = yield Expand([start], 1, step, self.sampling)

@@ -86,6 +86,11 @@ def solve(
     tools: functions that the model may call, or a `ttc.Tools` with limits for calls. A step goes on
         after the answer of a tool, on the same keys and values; `Result` has the calls of each
         branch and node as `tool_calls`.
+    schema: what answers have to be, as a JSON schema (a dictionary, or a model class of pydantic;
+        True for any JSON object); `Result.answer` is the JSON in one spelling. grammar: the same by
+        rules of llguidance's form of Lark, as "start: /[0-9]+/". Tokens are drawn from the model's
+        distribution over those that may follow; thoughts are free. A step ends where it does
+        elsewhere, and a branch where its answer is complete.
     concurrency: the most problems under way at once; by default as many as there are free rows and
         memory for (16 until the first has ended, and on a backend that does not say what it has).
         max_rows: the most branches that decode at once, by default 256 where `concurrency` is not

@@ -157,7 +157,9 @@ class StepInParts:
             step_limit = min(self.left, self.step.max_tokens)
         limit = self._thought_left()
         tokens = min(limit, step_limit)
-        thought = replace(self.step, max_tokens=tokens, delimiter=ends, end=(), thinking=None)
+        thought = replace(
+            self.step, max_tokens=tokens, delimiter=ends, end=(), thinking=None, grammar=None
+        )
         return thought, limit <= step_limit
 
     def _count(self, start: int, thinks: bool) -> None:

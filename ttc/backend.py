@@ -118,6 +118,11 @@ class Backend:
         return {}
 
     @property
+    def takes_grammars(self) -> bool:
+        """Whether its batches keep to `Step.grammar`."""
+        return False
+
+    @property
     def writes_ahead(self) -> bool:
         """Whether texts may go on beyond the marks of a thought; `Step.thinking` is left out
         then."""
@@ -332,6 +337,8 @@ class GenerateBatch(Batch):
         """See `Batch`; steps of different lengths go together. Raises Unsupported
         where the step asks for statistics that the backend does not offer."""
         generate = self.backend.generate
+        if step.grammar is not None:
+            raise self.backend.unsupported("grammar", "answers by a schema or grammar")
         if step.statistics and "statistics" not in inspect.signature(generate).parameters:
             raise Unsupported(
                 f"Step.statistics=True, and {type(self.backend).__name__}.generate offers no "

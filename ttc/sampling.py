@@ -134,6 +134,7 @@ def draw(
     statistics: bool = False,
     k: int = 20,
     scores: Tensor | None = None,
+    allowed: np.ndarray | None = None,
 ) -> Draws:
     """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al.,
     2014, section 2).
@@ -143,13 +144,19 @@ def draw(
         self-certainty too.
     scores: what the tokens are picked by in place of the logits, such as logits with a penalty, in
         float32 or float64.
+    allowed: the tokens that may be picked, uint32 (rows, words): bit t % 32 of word t // 32 stands
+        for token t. They are drawn as if all others had no probability, and the filters see them
+        alone. None for all.
     The noise belongs to one token at one place of one branch, so rounding changes a choice only
     where the two best are as close as the rounding. Inverting the cumulative distribution would not
     do: in its tail every rounding moves the choice on to a neighbour.
     Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite, and
-    InvalidInput where its scores leave no token. An infinite score is that of a certain one.
+    InvalidInput where its scores, or what is allowed, leave no token. An infinite score is that of
+    a certain one.
     """
-    queued = queue_draw(logits, sampling, states, statistics=statistics, k=k, scores=scores)
+    queued = queue_draw(
+        logits, sampling, states, statistics=statistics, k=k, scores=scores, allowed=allowed
+    )
     (draws,) = read_draws([queued])
     return draws
 
@@ -169,6 +176,7 @@ class QueuedDraw:
     states: np.ndarray
     k: int
     scores: Tensor | None
+    allowed: np.ndarray | None
     columns: Tensor
     drawn_again: bool = False
 
@@ -186,6 +194,7 @@ def queue_draw(
     statistics: bool = False,
     k: int = 20,
     scores: Tensor | None = None,
+    allowed: np.ndarray | None = None,
     sorted_tokens: int = SORTED_TOKENS,
 ) -> QueuedDraw:
     """Queue the work of a draw, and wait for nothing: `read_draws` does. A CPU works at once.
@@ -194,13 +203,13 @@ def queue_draw(
     """
     k = k if statistics else 0
     if scores is None:
-        columns = _columns(logits, sampling, states, k, sorted_tokens)
+        columns = _columns(logits, sampling, states, k, sorted_tokens, allowed)
     else:
         scores = _certain(scores, sampling)
-        tokens = _columns(scores, sampling, states, 0, sorted_tokens)[0]
+        tokens = _columns(scores, sampling, states, 0, sorted_tokens, allowed)[0]
         greedy = _columns(logits, GREEDY, states, k, sorted_tokens)
         columns = _figures(tokens, logits, greedy)
-    return QueuedDraw(logits, sampling, states, k, scores, columns)
+    return QueuedDraw(logits, sampling, states, k, scores, allowed, columns)
 
 
 def read_draws(
@@ -244,14 +253,20 @@ def _drawn_again(draw: QueuedDraw, columns: np.ndarray) -> np.ndarray:
             statistics=draw.k > 0,
             k=draw.k,
             scores=None if draw.scores is None else draw.scores[rows],
+            allowed=None if draw.allowed is None else draw.allowed[unsure],
             sorted_tokens=draw.logits.shape[-1],
         )
         columns[:, unsure] = again.columns.cpu().numpy()
     if (columns[0] >= 0).all():
         return columns
-    if draw.scores is not None:
+    if draw.scores is not None or draw.allowed is not None:
         greedy = _columns(draw.logits, GREEDY, draw.states, 0, SORTED_TOKENS)
         if bool((greedy[0] >= 0).all()):
+            if draw.allowed is not None:
+                raise InvalidInput(
+                    "the model gives no token any probability that may follow by the answer's "
+                    "grammar; leave the grammar or schema out, or some of the generation settings"
+                )
             raise InvalidInput(
                 "the generation settings of the model leave no token to choose; leave some of them "
                 "out"
@@ -262,14 +277,19 @@ def _drawn_again(draw: QueuedDraw, columns: np.ndarray) -> np.ndarray:
 
 
 def _columns(
-    logits: Tensor, sampling: Sampling, states: np.ndarray, k: int, sorted_tokens: int
+    logits: Tensor,
+    sampling: Sampling,
+    states: np.ndarray,
+    k: int,
+    sorted_tokens: int,
+    allowed: np.ndarray | None = None,
 ) -> Tensor:
     kernel = None
     if logits.device.type == "cpu" and logits.dtype != torch.float64:
         kernel = compiled_kernel()
     if kernel is not None:
-        return draw_compiled(kernel, logits, sampling, states, k)
-    return draw_with_torch(logits, sampling, states, k, sorted_tokens)
+        return draw_compiled(kernel, logits, sampling, states, k, allowed)
+    return draw_with_torch(logits, sampling, states, k, sorted_tokens, allowed)
 
 
 def _certain(scores: Tensor, sampling: Sampling) -> Tensor:
@@ -307,36 +327,65 @@ def draw_with_torch(
     states: np.ndarray,
     k: int = 0,
     sorted_tokens: int = SORTED_TOKENS,
+    allowed: np.ndarray | None = None,
 ) -> Tensor:
     """The columns of a `QueuedDraw`, on any device.
 
-    k: as in `draw`, 0 for no statistics. sorted_tokens: how many top-p sorts.
+    k, allowed: as in `draw`, k 0 for no statistics. sorted_tokens: how many top-p sorts.
     """
-    on_host = torch.from_numpy(states.view(np.int64))
-    if logits.device.type == "cuda":
-        on_host = on_host.pin_memory()  # from other memory, a copy may wait for what is queued
-    on_device = on_host.to(logits.device, non_blocking=True)
+    on_device = _moved(states.view(np.int64), logits.device)
+    words = None if allowed is None else _moved(allowed.view(np.int32), logits.device)
     chunk = CHUNK_ON_CPU if logits.device.type == "cpu" else CHUNK
     rows = max(1, chunk // logits.shape[-1])
     parts = [
-        _draw_rows(logits[i : i + rows], sampling, on_device[i : i + rows], k, sorted_tokens)
+        _draw_rows(
+            logits[i : i + rows],
+            sampling,
+            on_device[i : i + rows],
+            k,
+            sorted_tokens,
+            None if words is None else words[i : i + rows],
+        )
         for i in range(0, len(logits), rows)
     ]
     return torch.cat(parts, 1)
 
 
+def _moved(numbers: np.ndarray, device: torch.device) -> Tensor:
+    on_host = torch.from_numpy(numbers)
+    if device.type == "cuda":
+        on_host = on_host.pin_memory()  # from other memory, a copy may wait for what is queued
+    return on_host.to(device, non_blocking=True)
+
+
+def _masked(logits: Tensor, words: Tensor) -> Tensor:
+    """Logits with -inf for the tokens that may not be drawn. words: as `allowed`, int32."""
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    drawn = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[-1]]
+    return logits.masked_fill(~drawn, float("-inf"))
+
+
 def _draw_rows(
-    logits: Tensor, sampling: Sampling, states: Tensor, k: int, sorted_tokens: int
+    logits: Tensor,
+    sampling: Sampling,
+    states: Tensor,
+    k: int,
+    sorted_tokens: int,
+    words: Tensor | None,
 ) -> Tensor:
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest, total = logits.amax(-1), logits.logsumexp(-1)
+    left = logits if words is None else _masked(logits, words)
     tokens = (
-        logits.argmax(-1)
+        left.argmax(-1)
         if sampling.temperature == 0
-        else _sample(logits, sampling, states, sorted_tokens)
+        else _sample(left, sampling, states, sorted_tokens)
     )
     chosen = logits.gather(-1, tokens.clamp_min(0)[:, None])[:, 0]
-    tokens = tokens.masked_fill(~(largest.isfinite() & total.isfinite()), NOT_FINITE)
+    possible = largest.isfinite() & total.isfinite()
+    if words is not None:
+        possible &= left.amax(-1).isfinite()
+    tokens = tokens.masked_fill(~possible, NOT_FINITE)
     columns = [tokens, chosen - total, (largest - total).exp()]
     if k:
         columns.append(torch.special.entr((logits - total[:, None]).exp_()).sum(-1))
@@ -420,7 +469,12 @@ def compiled_kernel() -> ctypes.CDLL | None:
 
 
 def draw_compiled(
-    kernel: ctypes.CDLL, logits: Tensor, sampling: Sampling, states: np.ndarray, k: int
+    kernel: ctypes.CDLL,
+    logits: Tensor,
+    sampling: Sampling,
+    states: np.ndarray,
+    k: int,
+    allowed: np.ndarray | None = None,
 ) -> Tensor:
     """`draw_with_torch` by the compiled functions, the rows shared among as many threads as PyTorch
     uses."""
@@ -428,6 +482,7 @@ def draw_compiled(
     function = function_address(kernel, "draw_bfloat16" if half else "draw_float32")
     logits = (logits if half else logits.float()).contiguous()
     states = np.ascontiguousarray(states)
+    words = None if allowed is None else np.ascontiguousarray(allowed)
     rows, vocab = logits.shape
     figures = torch.empty(rows, 6 if k else 3, dtype=torch.float64)
     settings = settings_of(sampling, k)
@@ -444,6 +499,8 @@ def draw_compiled(
             vocab,
             ctypes.addressof(settings),
             states.ctypes.data,
+            0 if words is None else words.ctypes.data,
+            0 if words is None else words.shape[1],
             figures.data_ptr(),
         ],
         np.int64,

@@ -42,6 +42,8 @@ struct Call {
   int64_t rows, vocab;
   const Settings* settings;
   const uint64_t* states;
+  const uint32_t* allowed;  // (rows, words), a bit for each token that may be drawn; null for all
+  int64_t words;
   double* out;  // the columns of `Draws`, those of a row side by side: 3, or 6 with a confidence_k
 };
 
@@ -404,10 +406,32 @@ struct Row {
 
 // ---------------------------------------------------------------- rows
 
-// Fills in the columns of `Draws`: 3, or 6 where `confidence_k` is above 0; -1 where the logits are
-// not finite.
 template <typename Number>
-void draw_row(const Number* logits, int64_t vocab, const Settings& s, uint64_t state, double* out) {
+void draw_row(const Number*, int64_t, const Settings&, uint64_t, const uint32_t*, double*);
+
+// The token drawn among those that are allowed: -1 where all of them are impossible.
+template <typename Number>
+int64_t draw_allowed(const Number* logits, int64_t vocab, const uint32_t* allowed,
+                     const Settings& s, uint64_t state) {
+  std::vector<float> left(vocab, -INFINITE);
+  for (int64_t first = 0; first < vocab; first += 32)
+    for (uint32_t word = allowed[first / 32]; word != 0; word &= word - 1) {
+      const int64_t token = first + __builtin_ctz(word);
+      if (token < vocab) left[token] = number(logits[token]);
+    }
+  double figures[3];
+  Settings plain = s;
+  plain.confidence_k = 0;
+  draw_row(left.data(), vocab, plain, state, (const uint32_t*)nullptr, figures);
+  return (int64_t)figures[0];
+}
+
+// Fills in the columns of `Draws`: 3, or 6 where `confidence_k` is above 0; -1 where the logits are
+// not finite. allowed: the tokens that may be drawn, null for all; the figures are those of the
+// whole row.
+template <typename Number>
+void draw_row(const Number* logits, int64_t vocab, const Settings& s, uint64_t state,
+              const uint32_t* allowed, double* out) {
   const Row<Number> row(logits, vocab);
   const float largest = row.largest, t = s.temperature;
   if (!std::isfinite(largest)) {
@@ -421,7 +445,13 @@ void draw_row(const Number* logits, int64_t vocab, const Settings& s, uint64_t s
   const auto [total, beyond] = row.masses(1, largest, -INFINITE, edge);
   // so low a temperature is greedy: the noise is lost in rounding
   const bool greedy = t == 0 || limit >= top;
-  const int64_t token = greedy ? row.first() : row.draw(s, state, top, total, beyond);
+  int64_t token;
+  if (allowed != nullptr) token = draw_allowed(logits, vocab, allowed, s, state);
+  else token = greedy ? row.first() : row.draw(s, state, top, total, beyond);
+  if (token < 0) {
+    std::fill(out, out + (s.confidence_k > 0 ? 6 : 3), -1.0);
+    return;
+  }
   out[0] = token;
   out[1] = number(logits[token]) - largest - std::log(total);
   out[2] = 1 / total;
@@ -443,7 +473,7 @@ void draw_rows(Call& call) {
   Shares rows(call.counters, call.counters_apart, call.threads, thread, call.rows);
   for (int64_t row; (row = rows.take()) < rows.units;)
     draw_row(logits + row * call.vocab, call.vocab, *call.settings, call.states[row],
-             call.out + row * columns);
+             call.allowed ? call.allowed + row * call.words : nullptr, call.out + row * columns);
 }
 
 }  // namespace

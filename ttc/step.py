@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ttc.checks import check_is, check_whole
 from ttc.errors import InvalidInput
 from ttc.text.encodable import check_encodable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ttc.branch import Branch
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,22 @@ class Thinking:
     step: int | tuple[str, ...] | None = None
 
 
+class Grammar(Protocol):
+    """What an answer has to be, for the tokens of one model (`ttc.schema` makes them).
+
+    asked: the same as the fields of a request to a server; raises InvalidInput where a server
+        cannot be told.
+    """
+
+    @property
+    def asked(self) -> Mapping[str, Any]: ...
+
+    def fill(self, branch: Branch, allowed: np.ndarray) -> None:
+        """Set the bits of the tokens that the branch may go on with, of uint32 (words,). The end of
+        the sequence is one of them only where the answer is complete."""
+        ...
+
+
 @dataclass(frozen=True)
 class Step:
     """One unit of expansion: at most `max_tokens` tokens, or up to and including `delimiter`.
@@ -43,6 +65,8 @@ class Step:
         keeps it (`search.solve`), a batch does not.
     stop_loops: end the step as "looped" where the branch's last tokens repeat. A driver sets it
         (see `search.base.Search`).
+    is_answer: whether what is written is a part of an answer, and no question of the search's own
+        about it, as a critique. grammar: what answers have to be; a driver sets it for these.
     Each child says in `step_reasons[-1]` why its step ended.
     """
 
@@ -52,6 +76,8 @@ class Step:
     statistics: bool = False
     thinking: Thinking | None = None
     stop_loops: bool = False
+    is_answer: bool = True
+    grammar: Grammar | None = None
 
     @property
     def delimiters(self) -> tuple[str, ...]:

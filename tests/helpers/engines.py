@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.helpers.models import small
+from tests.helpers.thinking import thinker
 from tests.helpers.tokenizers import WORDS, Letters, Numbers, Words
 from ttc import Engine, Sampling
 from ttc.branch import Branch
@@ -54,6 +55,25 @@ def numbers_engine() -> Engine:
         bos_token_id=None,
     )
     return Engine(LlamaForCausalLM(config), Numbers())
+
+
+def bytes_engine(tokenizer: Any = None, context: int = 512, **options: Any) -> Engine:
+    """A random Llama over a token for each byte, and the tokenizer's own."""
+    tokenizer = tokenizer or thinker()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=context,
+        initializer_range=0.3,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    return Engine(LlamaForCausalLM(config).eval(), tokenizer, **options)
 
 
 def forked(engine: Engine, n: int) -> list[Branch]:

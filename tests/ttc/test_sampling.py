@@ -377,3 +377,50 @@ def test_bad_parameters_are_named() -> None:
         for value in values:
             with pytest.raises(InvalidInput, match=f"{name}={value}"):
                 Sampling(**{name: value})
+
+
+def some_bits(rows: int, vocab: int, share: float) -> tuple[np.ndarray, Tensor]:
+    """Random tokens that may be drawn, at least one a row: as bits, and as booleans."""
+    drawn = torch.rand(rows, vocab, generator=torch.Generator().manual_seed(7)) < share
+    drawn[:, 5] = True
+    padded = np.zeros((rows, -(-vocab // 32) * 32), bool)
+    padded[:, :vocab] = drawn.numpy()
+    return np.packbits(padded, axis=1, bitorder="little").view(np.uint32), drawn
+
+
+@both
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("kind", ["smooth", "ties", "equal"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sampling", some_quick(FILTERS, FILTERS[:3]), ids=str)
+def test_only_what_is_allowed_is_drawn_as_if_there_was_nothing_else(
+    way: Way, share: float, kind: str, dtype: torch.dtype, sampling: Sampling
+) -> None:
+    logits = many_logits(kind, 3001).to(dtype)
+    allowed, drawn = some_bits(len(logits), 3001, share)
+    states = random_states([*range(len(logits))], [3] * len(logits))
+    alone = draw(logits.float().masked_fill(~drawn, float("-inf")), sampling, states)
+    found = way(logits, sampling, states, statistics=True, allowed=allowed)
+    assert found.tokens == alone.tokens
+    whole = logits.float().log_softmax(-1)
+    rows = torch.arange(len(logits))
+    assert torch.tensor(found.logprobs) == pytest.approx(whole[rows, found.tokens], abs=2e-5)
+    free = draw(logits, sampling, states, statistics=True)
+    assert found.top1 == pytest.approx(free.top1, rel=1e-5)
+    assert found.entropy == pytest.approx(free.entropy, rel=1e-4, abs=1e-6)
+    scored = way(logits, sampling, states, scores=logits.float() * 0.5, allowed=allowed)
+    halved = (logits.float() * 0.5).masked_fill(~drawn, float("-inf"))
+    assert scored.tokens == draw(halved, sampling, states).tokens
+
+
+@both
+def test_rows_in_which_nothing_allowed_is_possible_are_refused(way: Way) -> None:
+    logits = torch.randn(3, 40)
+    logits[1, :20] = float("-inf")
+    allowed = np.full((3, 2), 0, np.uint32)
+    allowed[:, 0] = 0b110
+    with pytest.raises(InvalidInput, match="no token any probability that may follow"):
+        way(logits, Sampling(), random_states([1, 2, 3], [0] * 3), allowed=allowed)
+    logits[1] = float("nan")
+    with pytest.raises(UnsupportedModel, match="not finite"):
+        way(logits, Sampling(), random_states([1, 2, 3], [0] * 3), allowed=allowed)

@@ -105,7 +105,7 @@ class RunningBatch(Batch):
                 everyone = [list(range(len(branches)))]
                 for places in everyone if self.gate is None else by_problem(branches):
                     together = [branches[i] for i in places]
-                    request = Request(stops, sampling, step.statistics, together)
+                    request = Request(stops, sampling, step.statistics, together, step.grammar)
                     rows = [Row.of(branches[i], request, step_tokens[i], model) for i in places]
                     self.unfinished |= {row.branch: row for row in rows}
                     self.admission.add(rows)

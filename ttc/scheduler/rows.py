@@ -24,6 +24,7 @@ from ttc.sampling import (
     read_draws,
 )
 from ttc.scheduler.stops import Stops
+from ttc.step import Grammar
 from ttc.tree.segment import Segment
 
 _numbers = count()
@@ -38,6 +39,7 @@ class Request:
     sampling: Sampling
     statistics: bool
     branches: list[Branch]
+    grammar: Grammar | None = None
 
 
 @dataclass(eq=False)
@@ -113,14 +115,22 @@ def draw_tokens(
     """
     groups = _alike(rows)
     queued = list[QueuedDraw]()
-    for (sampling, statistics), places in groups.items():
+    for (sampling, statistics, has_grammar), places in groups.items():
         group = [rows[i] for i in places]
         branches = [row.branch for row in group]
         states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])
         group_logits = logits if len(groups) == 1 else rows_of(logits, places)
         scores = _scores(group, group_logits, processors) if processors else None
+        allowed = _allowed(group, logits.shape[-1]) if has_grammar else None
         queued.append(
-            queue_draw(group_logits, sampling, states, statistics=statistics, scores=scores)
+            queue_draw(
+                group_logits,
+                sampling,
+                states,
+                statistics=statistics,
+                scores=scores,
+                allowed=allowed,
+            )
         )
     columns = None
     if meanwhile is not None:
@@ -137,15 +147,25 @@ def draw_tokens(
     return not any(draw.drawn_again for draw in queued)
 
 
-def _alike(rows: Sequence[Row]) -> dict[tuple[Sampling, bool], list[int]]:
+def _alike(rows: Sequence[Row]) -> dict[tuple[Sampling, bool, bool], list[int]]:
     """The numbers of the rows that are drawn alike, by their options. They rise."""
     requests: dict[Request, list[int]] = {}
     for i, row in enumerate(rows):
         requests.setdefault(row.request, []).append(i)
-    alike: dict[tuple[Sampling, bool], list[int]] = {}
+    alike: dict[tuple[Sampling, bool, bool], list[int]] = {}
     for request, places in requests.items():
-        alike.setdefault((request.sampling, request.statistics), []).extend(places)
+        options = request.sampling, request.statistics, request.grammar is not None
+        alike.setdefault(options, []).extend(places)
     return {options: sorted(places) for options, places in alike.items()}
+
+
+def _allowed(rows: Sequence[Row], vocab: int) -> np.ndarray:
+    """The tokens that may follow in each row by its grammar, as `draw` takes them."""
+    allowed = np.zeros((len(rows), -(-vocab // 32)), np.uint32)
+    for row, words in zip(rows, allowed, strict=True):
+        assert row.request.grammar is not None
+        row.request.grammar.fill(row.branch, words)
+    return allowed
 
 
 def rows_of(tensor: Tensor, places: Sequence[int]) -> Tensor:

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import count
 from math import nan
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 from weakref import WeakSet
 
 from ttc.checks import check_is
@@ -59,6 +59,7 @@ class TokenBranch:
     substituted: the prompt that it was meant to stand on, where it stands on another one's KV
         (approximate).
     score, step_scores: what the last `Rate` left.
+    matcher: where a grammar stands after its tokens, None for no grammar (`ttc.schema.grammar`).
     used_at: the engine's count of calls when one last worked on it.
     leaf: the segment under which the KV of all tokens but the last one lies, which is fed when the
         branch goes on. Raises InvalidInput once the branch was released.
@@ -102,6 +103,7 @@ class TokenBranch:
         self.substituted: Substitution | None = None
         self.score: float | None = None
         self.step_scores: list[float] = []
+        self.matcher: Any = None
         self.used_at = 0
         self.forks = 0
 
@@ -114,6 +116,7 @@ class TokenBranch:
         twin.children = WeakSet()
         twin.forks = 0
         twin.score, twin.step_scores = None, []
+        twin.matcher = None if self.matcher is None else self.matcher.copy()
         self._take_in(twin)
         return twin
 
@@ -165,6 +168,7 @@ class TokenBranch:
         for column in self.columns():
             del column[len(column) - count :]
         self.finish_reason = None
+        self.matcher = None
 
     def reopen(self, drop: int = 0) -> None:
         """Let a finished branch go on without its last `drop` tokens (0 or 1); given tokens must
@@ -177,6 +181,7 @@ class TokenBranch:
         self.prompt_length = self.given_end = len(self.tokens)
         self.step_ends = []
         self.step_reasons = []
+        self.matcher = None
         for column in self.columns():
             column.clear()
 

@@ -1,0 +1,1 @@
+"""Answers by a schema or a grammar: which tokens may follow (a part)."""

@@ -1,0 +1,8 @@
+"""Answers that keep to a JSON schema or a grammar."""
+
+HANDLES = {
+    "answers": {
+        "grammar": "ttc.schema.grammar:AnswerGrammar",
+        "json": "ttc.schema.asked:json_answer",
+    }
+}

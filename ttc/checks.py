@@ -7,6 +7,7 @@ means, the field its type, limit and default, as in `n: PositiveInt = 4`.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -93,6 +94,16 @@ def check_one_each(count: int, things: str, given: int, others: str, none: str =
         raise InvalidInput(
             f"{things}: {count}, {others}: {given}; give one each{none and ', '}{none}"
         )
+
+
+def check_once(names: Iterable[Any], things: str, way_out: str) -> None:
+    """Raise InvalidInput for a name that several things have."""
+    refuse(
+        {
+            f"two {things} are called {name}; {way_out}": count > 1
+            for name, count in Counter(names).items()
+        }
+    )
 
 
 class Options:

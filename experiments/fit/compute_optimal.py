@@ -26,7 +26,8 @@ from experiments.runs.finished import FinishedRun
 from experiments.runs.stats import wilson
 from experiments.runs.summary import is_right
 from search.budget import LIMITS
-from ttc.errors import InvalidInput
+from ttc.checks import check_whole
+from ttc.errors import InvalidInput, refuse
 
 SAMPLING = ("search.BestOfN", "search.SelfConsistency")
 """Searches whose candidates are plain samples of the prompt."""
@@ -97,21 +98,23 @@ def measured(runs: Sequence[FinishedRun], samples: int) -> tuple[Measurements, F
 
 def _check_runs(runs: Sequence[FinishedRun]) -> None:
     """Raise InvalidInput for runs of different problems or models, and for one with a limit."""
-    for run in runs[1:]:
-        for part in ("model", "dataset"):
-            one, other = (side.config[f"{part}.name"] for side in (runs[0], run))
-            if one != other:
-                raise InvalidInput(
-                    f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs "
-                    "of one"
-                )
-    for run in runs:
-        for name in LIMITS:  # of a whole run, which a strategy within a search does not have
-            if (limit := run.config.get(f"run.{name}")) is not None:
-                raise InvalidInput(
-                    f"{run.folder} was limited by run.{name}={limit}, which a strategy does not "
-                    "carry along; give runs that their own settings end, such as search.n"
-                )
+    first = runs[0]
+    of_one = {
+        f"{run.folder} has {part} {run.config[f'{part}.name']}, and {first.folder} has "
+        f"{first.config[f'{part}.name']}; give runs of one": (
+            run.config[f"{part}.name"] != first.config[f"{part}.name"]
+        )
+        for run in runs
+        for part in ("model", "dataset")
+    }
+    limited = {  # as a whole run, which a strategy within a search is not
+        f"{run.folder} was limited by run.{name}={run.config[f'run.{name}']}, which a strategy "
+        "does not carry along; give runs that their own settings end, such as search.n": True
+        for run in runs
+        for name in LIMITS
+        if run.config.get(f"run.{name}") is not None
+    }
+    refuse(of_one | limited)
 
 
 def _spent(record: dict[str, Any]) -> int:
@@ -187,9 +190,8 @@ def two_fold(table: Measurements, bins: int, budget: float, seed: int) -> dict[s
 
 def report(arguments: argparse.Namespace) -> str:
     """What the choice is worth; writes the configuration of the search that makes it."""
-    for name, least in (("samples", 1), ("bins", 2)):
-        if (value := getattr(arguments, name)) < least:
-            raise InvalidInput(f"--{name}={value} must be at least {least}")
+    check_whole("--samples", arguments.samples, 1)
+    check_whole("--bins", arguments.bins, 2)
     runs = [FinishedRun.load(folder) for folder in arguments.folders]
     if len(runs) < 2:
         raise InvalidInput(

@@ -15,7 +15,7 @@ from experiments.cli.command import perform
 from experiments.cli.tables import Table
 from ttc.cost_model.device_profile import DeviceProfile
 from ttc.cost_model.profile_file import Profile, hardware
-from ttc.errors import InvalidInput
+from ttc.errors import refuse
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -42,19 +42,21 @@ def measure(arguments: argparse.Namespace) -> None:
     """Measure, print and write. Raises InvalidInput for an unknown dtype, a link without speed or a
     file that cannot be written, before anything is measured."""
     dtypes = list(dict.fromkeys(name.strip() for name in arguments.dtypes.split(",")))
-    for name in dtypes:
-        if name not in DTYPES:
-            raise InvalidInput(
-                f"--dtypes {name!r} is unknown; use names of {', '.join(DTYPES)}, with commas"
-            )
-    if not arguments.link_gbps > 0:
-        raise InvalidInput(
-            f"--link-gbps {arguments.link_gbps} must be above 0, as 16 for PCIe 4.0 x8"
-        )
-    if not arguments.out.parent.is_dir() or arguments.out.is_dir():
-        raise InvalidInput(
-            f"--out {arguments.out} cannot be written; name a file in a folder that is there"
-        )
+    gbps, out = arguments.link_gbps, arguments.out
+    refuse(
+        {
+            **{
+                f"--dtypes {name!r} is unknown; use names of {', '.join(DTYPES)}, with commas": (
+                    name not in DTYPES
+                )
+                for name in dtypes
+            },
+            f"--link-gbps {gbps} must be above 0, as 16 for PCIe 4.0 x8": not gbps > 0,
+            f"--out {out} cannot be written; name a file in a folder that is there": (
+                not out.parent.is_dir() or out.is_dir()
+            ),
+        }
+    )
 
     import torch
 

@@ -32,7 +32,7 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from rich.markup import escape
 
 from experiments.integrations.solver import AnswerOptions, Solver, Verbatim
-from ttc.errors import InvalidInput, TTCError
+from ttc.errors import InvalidInput, TTCError, refuse, refusing
 from ttc.results import Problem, Result
 
 SAMPLING = ("temperature", "top_p", "top_k")
@@ -87,10 +87,8 @@ class SearchModel(ModelAPI):
     ):
         super().__init__(model_name, base_url, api_key, [], config)
         server = {} if base_url is None else {"backend": "openai", "backend.base_url": base_url}
-        try:
+        with refusing(TTCError, "{error}", Refused):
             self.solver = Solver.of({"model.name": model_name, **server, **model_args})
-        except TTCError as error:
-            raise Refused(str(error)) from error
         self.tokenizer = self.solver.backend.tokenizer
         self.together = CallBatcher(self._solve)
         self.asked_before: Counter[tuple[Any, ...]] = Counter()
@@ -106,16 +104,21 @@ class SearchModel(ModelAPI):
         tool_choice: ToolChoice,
         config: GenerateConfig,
     ) -> ModelOutput:
-        if tools:
-            raise InvalidInput(
-                f"a search calls no tools, and the task offers {tools[0].name}; use a model "
-                "without ttc/"
-            )
-        if refused := [name for name in UNUSED if getattr(config, name) not in (None, False)]:
-            raise InvalidInput(
-                f"{refused[0]}={getattr(config, refused[0])} means nothing to a search; leave it "
-                "out"
-            )
+        refuse(
+            {
+                **{
+                    f"a search calls no tools, and the task offers {tool.name}; use a model "
+                    "without ttc/": True
+                    for tool in tools
+                },
+                **{
+                    f"{name}={getattr(config, name)} means nothing to a search; leave it out": (
+                        getattr(config, name) not in (None, False)
+                    )
+                    for name in UNUSED
+                },
+            }
+        )
         request = self._problem(input, config), _asked(config)
         if self.limiter is None:
             self.limiter = CapacityLimiter(config.max_connections or CONNECTIONS)

@@ -31,7 +31,7 @@ from experiments.integrations.solver import AnswerOptions, Solver, Verbatim
 from experiments.runs.provenance import commit
 from ttc import __version__
 from ttc.engine import Engine
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refuse
 from ttc.results import Problem, Result
 from ttc.usage import Usage
 
@@ -244,17 +244,15 @@ class SearchLM(TemplateLM):
         until = handle_stop_sequences(given.pop("until"), eos=eos)
         max_tokens = int(given.pop("max_gen_toks"))
         samples = given.pop("do_sample")
-        if not 0 < max_tokens < self.max_length:
-            raise InvalidInput(
-                f"max_gen_toks={max_tokens} leaves no room for a prompt in the model's context of "
-                f"{self.max_length} tokens"
-            )
         sampling = {name: given.pop(name) for name in SAMPLING if name in given}
-        if given:
-            raise InvalidInput(
+        refuse(
+            {
+                f"max_gen_toks={max_tokens} leaves no room for a prompt in the model's context of "
+                f"{self.max_length} tokens": not 0 < max_tokens < self.max_length,
                 f"the generation setting {', '.join(given)} means nothing to a search; use until, "
-                f"max_gen_toks, do_sample, {', '.join(SAMPLING)}"
-            )
+                f"max_gen_toks, do_sample, {', '.join(SAMPLING)}": given,
+            }
+        )
         end = tuple(filter(None, until))
         asked = AnswerOptions(max_tokens, end, tuple(sampling.items()) if samples else ())
         self.solver.check(asked)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.command import perform
-from ttc.errors import number_of
+from ttc.checks import check_whole
+from ttc.errors import number_of, refuse, refusing
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -92,13 +93,18 @@ def solve(
     from ttc.errors import InvalidInput
 
     count = 4 * workers if shards is None else shards
-    if workers < 1 or count < 1:
-        raise InvalidInput(f"--workers={workers} and --shards={count} must be at least 1")
-    if not any(override.startswith("run.name=") for override in overrides):
-        raise InvalidInput("give the run a name, as run.name=NAME")
+    check_whole("--workers", workers, 1)
+    check_whole("--shards", count, 1)
+    named = any(override.startswith("run.name=") for override in overrides)
     config = composed(overrides)
-    if config.run.shard is not None:
-        raise InvalidInput(f"run.shard={config.run.shard} is set here by --shards; leave it out")
+    refuse(
+        {
+            "give the run a name, as run.name=NAME": not named,
+            f"run.shard={config.run.shard} is set here by --shards; leave it out": (
+                config.run.shard is not None
+            ),
+        }
+    )
     if shards is None:  # a shard needs a problem
         count = max(1, min(count, len(load_task(config.dataset).problems)))
     whole = run_folder(config)
@@ -106,10 +112,8 @@ def solve(
         f"{i}/{count}": whole.with_name(Shard(i, count).name(whole.name))
         for i in range(1, count + 1)
     }
-    try:
+    with refusing(ImportError, "this needs Ray: pip install -e '.[ray]'"):
         import ray
-    except ImportError:
-        raise InvalidInput("this needs Ray: pip install -e '.[ray]'") from None
     left = [shard for shard, folder in folders.items() if not (folder / "summary.json").is_file()]
     failed: list[str] = []
     if left:

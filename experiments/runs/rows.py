@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ttc.errors import InvalidInput, number_of, refusing
+from ttc.checks import check_once
+from ttc.errors import InvalidInput, number_of, refuse, refusing
 from ttc.model.loading.hub import reached
 
 T = TypeVar("T")
@@ -30,12 +31,14 @@ def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> l
     path = Path(name).expanduser()
     if path.is_dir():
         return _folder_rows(path, f"{key}={name}", split)
-    if not path.is_file():
-        raise InvalidInput(f"{key}={name} is not a file or folder")
-    if not path.name.endswith(SUFFIXES):
-        raise InvalidInput(
-            f"{key}={name} ends in {path.suffix!r}; use one of {', '.join(SUFFIXES)}"
-        )
+    refuse(
+        {
+            f"{key}={name} is not a file or folder": not path.is_file(),
+            f"{key}={name} ends in {path.suffix!r}; use one of {', '.join(SUFFIXES)}": (
+                not path.name.endswith(SUFFIXES)
+            ),
+        }
+    )
     with refusing(Exception, f"{key}={name} cannot be read: {{error}}"):
         if path.suffix == ".parquet":
             return _parquet_rows(path)
@@ -155,8 +158,7 @@ def _table_rows(path: Path, separator: str) -> list[Row]:
         skipinitialspace=True,  # "question, answer" names the field "answer"
     )
     header = [name.strip() for name in next(filter(None, lines), [])]
-    if twice := [name for name in header if name and header.count(name) > 1]:
-        raise InvalidInput(f"two columns are called {twice[0]!r}; give each a name of its own")
+    check_once(map(repr, filter(None, header)), "columns", "give each a name of its own")
     rows: list[Row] = []
     while True:
         number = lines.line_num + 1

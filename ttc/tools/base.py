@@ -13,7 +13,15 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from ttc.checks import Options, PositiveFloat, PositiveInt, check_is, check_kind, check_known
+from ttc.checks import (
+    Options,
+    PositiveFloat,
+    PositiveInt,
+    check_is,
+    check_kind,
+    check_known,
+    check_once,
+)
 from ttc.errors import InvalidInput, refusing
 from ttc.text.encodable import encodable
 from ttc.tools.formats import FORMATS, Schema, ToolFormat
@@ -198,9 +206,7 @@ class Tools(Options):
         listed = isinstance(self.tools, Sequence) and not isinstance(self.tools, str)
         check_kind("tools", self.tools, listed, "a list of functions or Tools")
         object.__setattr__(self, "tools", tuple(map(Tool.of, self.tools)))
-        names = [tool.name for tool in self.tools]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise InvalidInput(f"two tools are called {twice[0]}; give each a name of its own")
+        check_once((tool.name for tool in self.tools), "tools", "give each a name of its own")
         if not isinstance(self.format, ToolFormat):
             check_known(self.format, FORMATS, f"format={self.format!r} is unknown")
 

@@ -19,7 +19,7 @@ from experiments.runs.records import MAY_CHANGE, RunFolder
 from experiments.runs.shards import Shard
 from experiments.runs.summary import summary_of
 from experiments.runs.summary_tables import table
-from ttc.errors import InvalidInput, number_of
+from ttc.errors import InvalidInput, number_of, refuse
 
 FREE = {*MAY_CHANGE, "run.name"} - {"dataset.limit", "dataset.size"}
 """Settings in which shards may differ; not those that say which problems there are."""
@@ -70,17 +70,17 @@ def in_order(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
         if text is None:
             raise InvalidInput(f"{run.folder} is no shard; give folders of runs with run.shard=I/N")
         shard = Shard.read(str(text))
-        if by_index and shard.count != count:
-            raise InvalidInput(
+        count = count or shard.count
+        other = by_index.get(shard.index, run).folder
+        refuse(
+            {
                 f"{runs[0].folder} is one of {number_of(count, 'shard')}, {run.folder} one of "
-                f"{shard.count}"
-            )
-        if shard.index in by_index:
-            raise InvalidInput(
-                f"{by_index[shard.index].folder} and {run.folder} are both shard {text}; leave one "
-                "out"
-            )
-        count = shard.count
+                f"{shard.count}": shard.count != count,
+                f"{other} and {run.folder} are both shard {text}; leave one out": (
+                    shard.index in by_index
+                ),
+            }
+        )
         by_index[shard.index] = run
     if missing := [f"{index}/{count}" for index in range(1, count + 1) if index not in by_index]:
         raise InvalidInput(
@@ -105,23 +105,22 @@ def problem_ids(runs: Sequence[FinishedRun]) -> list[str]:
     owners: dict[str, Path] = {}
     for run in runs:
         names = run.made_from.get("data", {})
-        if not names:
-            raise InvalidInput(
+        left = run.left
+        refuse(
+            {
                 f"{run.folder} holds no fingerprint.json with its problems; restore it, or run it "
-                "again"
-            )
-        if left := run.left:
-            raise InvalidInput(
+                "again": not names,
                 f"{run.folder} has {len(left)} of {number_of(len(names), 'problem')} left "
-                f"({left[0]}); run that shard again to go on"
-            )
-        for name in names:
-            if name in owners:
-                raise InvalidInput(
+                f"({', '.join(left[:1])}); run that shard again to go on": left,
+                **{
                     f"{owners[name]} and {run.folder} both hold problem {name}; give the parts of "
-                    "one run"
-                )
-            owners[name] = run.folder
+                    "one run": True
+                    for name in names
+                    if name in owners
+                },
+            }
+        )
+        owners |= dict.fromkeys(names, run.folder)
     return [*_in_turn(runs, usable=True), *_in_turn(runs, usable=False)]
 
 

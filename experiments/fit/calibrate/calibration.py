@@ -36,7 +36,7 @@ from ttc.calibration.exit_calibration import ExitCalibration, calibrate_exit
 from ttc.calibration.gate_calibration import GateCalibration, Observation, calibrate
 from ttc.calibration.layer_profile import BranchProfile, look_layers
 from ttc.engine import Engine
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refuse
 from ttc.protocols import Verifier
 from ttc.results import BranchRecord, Problem
 from ttc.tree.branch import by_problem
@@ -79,17 +79,20 @@ def run(config: DictConfig) -> GateCalibration | ExitCalibration:
 
 def _check(config: DictConfig) -> None:
     settings = config.calibrate
-    if OmegaConf.is_missing(settings, "file"):
-        raise InvalidInput("calibrate.file is not given; name the file to write")
-    if settings.level not in (1, 2):
-        raise InvalidInput(
-            f"calibrate.level={settings.level} is neither 1, the confidence gate, nor 2, the early "
-            "exit"
-        )
-    if settings.level == 1 and settings.eps is not None:
-        raise InvalidInput(
-            f"calibrate.eps={settings.eps} belongs to calibrate.level=2; leave it out"
-        )
+    level, eps = settings.level, settings.eps
+    refuse(
+        {
+            "calibrate.file is not given; name the file to write": (
+                OmegaConf.is_missing(settings, "file")
+            ),
+            f"calibrate.level={level} is neither 1, the confidence gate, nor 2, the early exit": (
+                level not in (1, 2)
+            ),
+            f"calibrate.eps={eps} belongs to calibrate.level=2; leave it out": (
+                level == 1 and eps is not None
+            ),
+        }
+    )
 
 
 def _inner(config: DictConfig) -> Verifier:
@@ -204,19 +207,16 @@ def report(calibration: GateCalibration, unused: int) -> str:
 
 def check_exit_can_be_observed(search: Any, inner: Verifier) -> None:
     """Refuse what no exit can be calibrated for."""
-    if not isinstance(inner, SelfVerifier):
-        raise InvalidInput(
-            f"{type(inner).__name__} runs no model whose layers could be left; choose verifier=self"
-        )
-    if inner.exit is not None:
-        raise InvalidInput(
-            "the verifier has an exit already, and calibrate.level=2 is to find one; leave it out"
-        )
-    if type(search).choose is not Search.choose:
-        raise InvalidInput(
+    refuse(
+        {
+            f"{type(inner).__name__} runs no model whose layers could be left; choose "
+            "verifier=self": not isinstance(inner, SelfVerifier),
+            "the verifier has an exit already, and calibrate.level=2 is to find one; leave it "
+            "out": getattr(inner, "exit", None) is not None,
             f"{type(search).__name__} does not choose the branch that is rated highest, by which "
-            "exits are judged; use search=best_of_n"
-        )
+            "exits are judged; use search=best_of_n": type(search).choose is not Search.choose,
+        }
+    )
 
 
 def observe_exits(

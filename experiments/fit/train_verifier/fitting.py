@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from ttc.errors import InvalidInput
+from ttc.errors import refuse
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """Of the penalty on the squared weights, in features of unit variance."""
@@ -94,17 +94,16 @@ def validation_losses(rows: Rows, validation: Rows) -> dict[float, float]:
 
 def check_targets(training: Tensor, validation: Tensor) -> None:
     """Raise InvalidInput where there is nothing to learn from, or nothing to tell apart."""
-    for targets, what in ((training, "training"), (validation, "validation")):
-        if not len(targets):
-            raise InvalidInput(
-                f"there are no {what} steps to learn from; give more problems (train.problems)"
-            )
-    if bool((training == training[0]).all()):
-        raise InvalidInput(
-            f"all {len(training)} training steps are labelled {float(training[0]):g}, so there is "
-            "nothing to tell apart; give more problems or rollouts, or problems of another "
-            "difficulty"
-        )
+    none = "there are no {} steps to learn from; give more problems (train.problems)"
+    refuse(
+        {
+            none.format("training"): not len(training),
+            none.format("validation"): not len(validation),
+            f"all {len(training)} training steps are labelled {float(training[:1].sum()):g}, so "
+            "there is nothing to tell apart; give more problems or rollouts, or problems of "
+            "another difficulty": bool((training == training[:1]).all()),
+        }
+    )
 
 
 def fit(rows: Rows, strength: float, iterations: int = 200) -> Fit:

@@ -9,14 +9,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.fit.train_verifier.settings import LEAST
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_task
 from experiments.runs.grading import AnswerReading, IsCorrect
 from ttc.errors import InvalidInput, number_of
 from ttc.results import Problem
 
-LEAST = 4
-"""The fewest problems to train on."""
 FAR = 1_000_000
 """reasoning-gym makes problem i of a seed from seed + i, so that near seeds make the same
 problems."""
@@ -66,13 +65,6 @@ def load_problems(config: DictConfig) -> Problems:
     Raises InvalidInput where no source is known, and where too few problems are left.
     """
     settings, data = config.train, config.dataset
-    if not 0 < settings.validation < 1:
-        raise InvalidInput(
-            f"train.validation={settings.validation} must be a share of the problems between 0 and "
-            "1"
-        )
-    if settings.problems < LEAST:
-        raise InvalidInput(f"train.problems={settings.problems} must be at least {LEAST}")
     tested = load_task(data)
     changes: dict[str, Any] = as_dict(settings.data, resolve=True) or source(data)
     asked = settings.problems + len(tested.problems)  # some will be in the test set too

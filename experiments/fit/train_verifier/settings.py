@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Interval
 
 from ttc.checks import NonEmptyText, NonNegativeFloat, NonNegativeInt, PositiveInt, Share
+
+LEAST = 4
+"""The fewest problems to train on."""
 
 
 @dataclass
@@ -36,8 +41,8 @@ class TrainConfig:
     folder: str = "???"
     record: str | None = None
     data: dict[str, Any] = field(default_factory=dict)
-    problems: int = 400
-    validation: float = 0.2
+    problems: Annotated[int, Ge(LEAST)] = 400
+    validation: Annotated[float, Interval(gt=0, lt=1)] = 0.2
     rollouts: PositiveInt = 8
     continuations: NonNegativeInt = 4
     labels: str = "soft"

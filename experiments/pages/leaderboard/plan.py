@@ -19,8 +19,8 @@ from experiments.runs.overrides import as_override
 from experiments.runs.reading import refuse_bombs
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix
-from ttc.checks import check_known
-from ttc.errors import InvalidInput
+from ttc.checks import check_known, check_once, use_one_of
+from ttc.errors import InvalidInput, refuse, refusing
 from ttc.text.encodable import encodable
 
 GROUPS = {"models": "model", "datasets": "dataset", "searches": "search"}
@@ -52,26 +52,24 @@ class ListEntry:
 
 def read_plan(file: Path) -> Leaderboard:
     """Raises InvalidInput for a file that cannot be read as a leaderboard."""
-    try:
+    with refusing(
+        (OSError, UnicodeDecodeError),
+        f"{file} cannot be read ({{error}}); give a YAML file of what to run, as --help shows",
+    ):
         text = file.read_text(encoding="utf-8")
+    # also a date or a number that is none
+    with refusing((yaml.YAMLError, ValueError), f"{file} is not YAML: {{error}}", but=InvalidInput):
         refuse_bombs(file, text)
         given = yaml.safe_load(text)
-    except InvalidInput:
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidInput(
-            f"{file} cannot be read ({reason}); give a YAML file of what to run, as --help shows"
-        ) from error
-    except (yaml.YAMLError, ValueError) as error:  # also a date or a number that is none
-        raise InvalidInput(f"{file} is not YAML: {error}") from error
-    if encodable(given) != given:
-        raise InvalidInput(
+    refuse(
+        {
             f"{file} holds half of a pair that stands for one sign (a lone surrogate); write the "
-            "sign itself"
-        )
-    if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
-        raise InvalidInput(f"{file} must be a mapping with the keys {', '.join(KEYS)}")
+            "sign itself": encodable(given) != given,
+            f"{file} must be a mapping with the keys {', '.join(KEYS)}": (
+                not isinstance(given, dict) or not all(isinstance(key, str) for key in given)
+            ),
+        }
+    )
     for key in given:
         check_known(key, KEYS, f"{file}: {key!r} is unknown")
     name = check_name(str(given.get("name") or file.stem))
@@ -85,12 +83,8 @@ def read_plan(file: Path) -> Leaderboard:
     seeds = _seeds(given.get("seeds", [0]))
     common = _settings(given.get("settings") or {}, "settings")
     cells = [_cell(parts, seed, common, folder) for parts in product(*axes) for seed in seeds]
-    names = [cell.name for cell in cells]
-    if twice := [cell for cell in names if names.count(cell) > 1]:
-        raise InvalidInput(
-            f"two cells are called {twice[0]}; give their entries a name each, as {{name: ..., "
-            "...}"
-        )
+    way_out = "give their entries a name each, as {name: ..., ...}"
+    check_once((cell.name for cell in cells), "cells", way_out)
     return Leaderboard(name, folder, cells)
 
 
@@ -150,12 +144,8 @@ def _entry(value: Any, group: str, key: str) -> ListEntry:
         if group == "model":
             chosen = ["model=hf", f"model.name={as_override(value)}"]
             return ListEntry(_label(value), chosen, value.rpartition("/")[2])
-        if gone := removal(group, value):
-            raise InvalidInput(f"{key}: {gone}")
-        raise InvalidInput(
-            f"{key}: {value!r} is unknown; use one of {', '.join(choices(group))}, or a mapping of "
-            "settings"
-        )
+        unknown = f"{value!r} is unknown; {use_one_of(value, choices(group))}, or a mapping of "
+        raise InvalidInput(f"{key}: {removal(group, value) or f'{unknown}settings'}")
     if not isinstance(value, dict):
         raise InvalidInput(f"{key}: {value!r} is neither a name nor a mapping of settings")
     return _mapping(value, key, str(value.get(group, "")))
@@ -181,12 +171,16 @@ def _mapping(value: Mapping[str, Any], key: str, head: str) -> ListEntry:
 
 
 def _settings(value: Any, key: str) -> list[str]:
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise InvalidInput(f"{key}: {value!r} is no mapping of settings, as {{search.n: 4}}")
-    if taken := [name for name in value if name in OWN]:
-        raise InvalidInput(
-            f"{key}: {taken[0]} is set by the leaderboard itself; use name, seeds and output_dir"
-        )
+    named = isinstance(value, dict) and all(isinstance(name, str) for name in value)
+    taken = ", ".join(name for name in OWN if named and name in value)
+    refuse(
+        {
+            f"{key}: {value!r} is no mapping of settings, as {{search.n: 4}}": not named,
+            f"{key}: {taken} is set by the leaderboard itself; use name, seeds and output_dir": (
+                taken
+            ),
+        }
+    )
     return [
         f"{name}={item}" if "." not in name else f"{name}={as_override(item)}"
         for name, item in value.items()

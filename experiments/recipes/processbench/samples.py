@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.runs.rows import SUFFIXES, Row, rows_of_file, rows_of_hub
-from ttc.errors import InvalidInput, number_of
+from ttc.checks import PositiveInt, check_once, check_option
+from ttc.errors import InvalidInput, number_of, refuse
 from ttc.text.prompt import check_text
 
 HUB = "Qwen/ProcessBench"
@@ -33,12 +33,9 @@ def load_samples(data: str | None, limit: int | None = None) -> list[LabelledSam
     limit: so many of each part. Raises InvalidInput for rows that are none of ProcessBench's, and
     for an id that comes twice.
     """
-    if limit is not None and limit < 1:
-        raise InvalidInput(f"processbench.limit={limit} must be at least 1, or null for all")
+    check_option("processbench.limit", limit, PositiveInt | None)
     samples = [_sample(row, number) for number, row in enumerate(_rows(data), 1)]
-    twice = [name for name, count in Counter(s.id for s in samples).items() if count > 1]
-    if twice:
-        raise InvalidInput(f"the id {twice[0]!r} comes twice; give each part once")
+    check_once((repr(s.id) for s in samples), "samples", "give each part once")
     if not samples:
         raise InvalidInput(f"{data} holds no sample of ProcessBench")
     parts = {part: [s for s in samples if s.part == part][:limit] for part in PARTS}
@@ -62,26 +59,24 @@ def _rows(data: str | None) -> Iterator[Row]:
 
 
 def _sample(row: Row, number: int) -> LabelledSample:
-    def refused(what: str) -> InvalidInput:
-        return InvalidInput(
-            f"processbench.data, row {number}: {what}; give ProcessBench's own files, with the "
-            f"fields {', '.join(FIELDS)}"
-        )
-
-    if not isinstance(row, dict) or (missing := [name for name in FIELDS if name not in row]):
-        raise refused(f"there is no {missing[0]}" if isinstance(row, dict) else "it is no object")
-    steps = row["steps"]
-    label = row["label"]
-    name = row["id"]
-    if not isinstance(steps, list) or not steps or not all(isinstance(s, str) for s in steps):
-        raise refused(f"steps is {steps!r:.60}, no list of texts")
-    if type(label) is not int or not -1 <= label < len(steps):
-        raise refused(
-            f"label is {label!r}, no index of its {number_of(len(steps), 'step')}, nor -1"
-        )
+    found = row if isinstance(row, dict) else {}
+    name, problem, steps, label = (found.get(field) for field in FIELDS)
+    texts = isinstance(steps, list) and steps and all(isinstance(s, str) for s in steps)
+    count = len(steps) if texts else 0
     part = str(name).rpartition("-")[0]
-    if part not in PARTS:
-        raise refused(f"the id {name!r} is none of {', '.join(PARTS)}, as gsm8k-0")
-    for text in (row["problem"], *steps):
+    wrong = {
+        "it is no object": not isinstance(row, dict),
+        **{f"there is no {field}": field not in found for field in FIELDS},
+        f"steps is {steps!r:.60}, no list of texts": not texts,
+        f"label is {label!r}, no index of its {number_of(count, 'step')}, nor -1": (
+            type(label) is not int or not -1 <= label < count
+        ),
+        f"the id {name!r} is none of {', '.join(PARTS)}, as gsm8k-0": part not in PARTS,
+    }
+    way_out = f"give ProcessBench's own files, with the fields {', '.join(FIELDS)}"
+    refuse(
+        {f"processbench.data, row {number}: {w}; {way_out}": is_so for w, is_so in wrong.items()}
+    )
+    for text in (problem, *steps):
         check_text(text, "the text")
-    return LabelledSample(name, part, row["problem"], tuple(steps), label)
+    return LabelledSample(name, part, problem, tuple(steps), label)

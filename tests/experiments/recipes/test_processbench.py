@@ -282,7 +282,7 @@ def test_a_row_of_another_kind_is_refused(
 
 def test_wrong_files_and_settings_are_refused(tmp_path: Path) -> None:
     twice = save_rows(tmp_path / "twice.jsonl", [row(), row()])
-    with pytest.raises(InvalidInput, match="'gsm8k-0' comes twice"):
+    with pytest.raises(InvalidInput, match="two samples are called 'gsm8k-0'"):
         load_samples(twice)
     with pytest.raises(InvalidInput, match="there is no steps"):
         load_samples(save_rows(tmp_path / "a.jsonl", [{"id": "gsm8k-0", "problem": "?"}]))

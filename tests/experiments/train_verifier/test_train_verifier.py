@@ -145,7 +145,7 @@ def test_a_split_keeps_whole_problems_and_both_parts(count: int, share: float, s
     [
         (["dataset=math500"], "names no other problems to train on"),
         (["train.problems=2"], r"train\.problems=2 must be at least 4"),
-        (["train.validation=1"], "a share of the problems"),
+        (["train.validation=1"], "must be more than 0 and less than 1"),
         (["train.labels=stars"], "use one of soft, hard, outcome"),
         (["train.continuations=0"], "train.labels=outcome"),
         (["train.lora_rank=-1"], r"train\.lora_rank=-1 must be at least 0"),

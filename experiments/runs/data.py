@@ -22,7 +22,7 @@ from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.shards import Shard
 from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.checks import check_limits
-from ttc.errors import InvalidInput, number_of
+from ttc.errors import InvalidInput, number_of, refuse
 from ttc.origin import at, origin
 from ttc.parts import handler
 from ttc.results import Problem, Result
@@ -94,17 +94,15 @@ def _load(config: DatasetConfig) -> LoadedTask:
     stop = None if config.limit is None else config.offset + config.limit
     check_fields_are_read(config)
     if config.task is not None:
-        if config.shots:
-            raise InvalidInput(
+        read = config.hub if config.path is None else config.path
+        refuse(
+            {
                 f"dataset.shots={config.shots} solved examples cannot be made for "
-                f"dataset.task={config.task}; write them into dataset.examples"
-            )
-        if config.path is not None or config.hub is not None:
-            raise InvalidInput(
-                f"dataset.task={config.task} makes its problems itself, so "
-                f"{config.path or config.hub} would not be read; for a file: dataset=file "
-                "dataset.path=FILE"
-            )
+                f"dataset.task={config.task}; write them into dataset.examples": config.shots,
+                f"dataset.task={config.task} makes its problems itself, so {read} would not be "
+                "read; for a file: dataset=file dataset.path=FILE": read is not None,
+            }
+        )
         problems, full_score = generated_problems(config, stop)
         is_correct = reading.is_correct if config.grader else full_score
         return checked_grader(LoadedTask(problems, [], reading, is_correct))

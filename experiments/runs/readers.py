@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from experiments.cli.settings import DatasetConfig
 from experiments.runs.rows import Row
 from experiments.runs.user_code import find
 from ttc.checks import use_one_of
-from ttc.errors import InvalidInput, MissingPart
+from ttc.errors import InvalidInput, MissingPart, refuse
 from ttc.parts import handled, handler, missing_for
 from ttc.results import Problem
 from ttc.text.numbers import as_number
@@ -95,10 +95,13 @@ def own_id(problem: Problem, row: Row, config: DatasetConfig) -> Problem:
 
 def text_of(row: Row, name: str) -> str:
     value = row[name]
-    if not isinstance(value, str | int | float) or value != value:  # NaN is a cell without a value
-        raise InvalidInput(f"the field {name!r} is {value!r}, not text")
-    if not str(value).strip():
-        raise InvalidInput(f"the field {name!r} is empty")
+    is_text = isinstance(value, str | int | float) and value == value  # NaN: a cell without a value
+    refuse(
+        {
+            f"the field {name!r} is {value!r}, not text": not is_text,
+            f"the field {name!r} is empty": not str(value).strip(),
+        }
+    )
     return str(value).strip()
 
 
@@ -135,10 +138,7 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
     gold = text_of(row, config.fields.answer or "answer")
     options = zip(LETTERS, map(str, row["options"]), strict=False)
     choices = {letter: text for letter, text in options if text.strip() != "N/A"}
-    if not choices:
-        raise InvalidInput("the field 'options' is empty")
-    if gold not in choices:
-        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
+    _check_choice(gold, choices, "options")
     asked = text_of(row, config.fields.question or "question")
     question = with_choices(asked, choices)
     worked = _solution(row, config.fields.solution or "cot_content")
@@ -150,16 +150,24 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
 def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
     labels = list(map(str, row["choices"]["label"]))
     gold = str(row[config.fields.answer or "answerKey"])
-    if not labels:
-        raise InvalidInput("the field 'choices' is empty")
-    if gold not in labels:
-        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(labels)}")
+    _check_choice(gold, labels, "choices")
     return _with_letters(
         text_of(row, config.fields.question or "question"),
         name,
         row["choices"]["text"],
         labels.index(gold),
         _solution(row, config.fields.solution),
+    )
+
+
+def _check_choice(gold: str, choices: Collection[str], field: str) -> None:
+    refuse(
+        {
+            f"the field {field!r} is empty": not choices,
+            f"the gold answer {gold!r} is none of the choices {', '.join(choices)}": (
+                gold not in choices
+            ),
+        }
     )
 
 

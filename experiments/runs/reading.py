@@ -22,7 +22,7 @@ from experiments.runs.shapes import (
     fault,
     lacking,
 )
-from ttc.errors import InvalidInput, refusing
+from ttc.errors import InvalidInput, refuse, refusing
 from ttc.text.encodable import encodable
 
 NEEDED = ("id", "correct", "error", "branches", "usage")
@@ -49,25 +49,24 @@ def each_record(file: Path, needed: Sequence[str] = NEEDED) -> Iterator[tuple[di
     for number, (line, last) in enumerate(_lines(file), 1):
         try:
             record = encodable(json.loads(line))
-            if not line.endswith(b"\n"):
-                raise ValueError("torn")
-            if not isinstance(record, dict) or not isinstance(record.get("id"), str):
-                raise ValueError("not a record")
-        except (ValueError, RecursionError) as error:
-            if last:
-                break
-            raise InvalidInput(
-                f"{file}, line {number} is damaged; restore it or delete that line"
-            ) from error
-        if (what := fault(RECORD, record)) is not None:
-            raise InvalidInput(
-                f"{file}, line {number} is damaged: {what}; restore it or delete that line"
-            )
-        if missing := [name for name in needed if name not in record]:
-            raise InvalidInput(
+        except (ValueError, RecursionError):
+            record = None
+        named = isinstance(record, dict) and isinstance(record.get("id"), str)
+        if last and not (named and line.endswith(b"\n")):
+            break
+        what = fault(RECORD, record) if named else None
+        missing = [name for name in needed if named and name not in record]
+        damaged, way_out = f"{file}, line {number} is damaged", "restore it or delete that line"
+        refuse(
+            {
+                f"{damaged}; {way_out}": not (named and line.endswith(b"\n")),
+                f"{damaged}: {what}; {way_out}": what is not None,
                 f"{file}, line {number} has no {' and no '.join(missing)}: another version or "
-                "program wrote it, so it cannot be compared; run again under another run.name"
-            )
+                "program wrote it, so it cannot be compared; run again under another run.name": (
+                    missing
+                ),
+            }
+        )
         good += len(line)
         yield record, good
 
@@ -103,19 +102,21 @@ def refuse_bombs(file: Path, text: str) -> None:
 
 def read_settings(file: Path) -> dict[str, Any]:
     """A run's config.yaml. Raises InvalidInput for one that is damaged."""
-    try:
+    damaged = f"{file} is damaged: {{error}}; restore it"
+    # what YAML's and OmegaConf's readers raise has no common class
+    with refusing(Exception, damaged, but=InvalidInput, said=_first_line):
         with _reading(file):
             text = file.read_text(encoding="utf-8")
         refuse_bombs(file, text)
         settings = as_dict(OmegaConf.create(text))
         what = fault(SETTINGS, settings)
-    except InvalidInput:
-        raise
-    except Exception as error:  # what YAML's and OmegaConf's readers raise has no common class
-        what = (str(error).splitlines() or [type(error).__name__])[0]
     if what is not None:
         raise InvalidInput(f"{file} is damaged: {what}; restore it")
     return settings
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttc.backend import Need
-from ttc.errors import InvalidInput, number_of
+from ttc.errors import InvalidInput, number_of, refuse
 from ttc.model.generation_settings import GenerationSettings
 from ttc.remote.replies import TOP_K
 from ttc.sampling import Sampling
@@ -88,17 +88,19 @@ class Capabilities:
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise InvalidInput for a way of choosing tokens that the server does not offer."""
-        if not self.extras and (sampling.top_k or sampling.min_p):
-            raise InvalidInput(
-                f"top_k={sampling.top_k} and min_p={sampling.min_p} are not taken by this server, "
-                "which knows OpenAI's own settings alone; leave them out and use top_p"
-            )
-        if not self.varied and sampling.temperature > 0:
-            raise InvalidInput(
-                f"temperature={sampling.temperature} asks for samples, and this server gave the "
-                "same text for different seeds; use temperature=0 with search=greedy, or another "
-                "server"
-            )
+        top_k, min_p, temperature = sampling.top_k, sampling.min_p, sampling.temperature
+        refuse(
+            {
+                f"top_k={top_k} and min_p={min_p} are not taken by this server, which knows "
+                "OpenAI's own settings alone; leave them out and use top_p": (
+                    not self.extras and (top_k or min_p)
+                ),
+                f"temperature={temperature} asks for samples, and this server gave the same text "
+                "for different seeds; use temperature=0 with search=greedy, or another server": (
+                    not self.varied and temperature > 0
+                ),
+            }
+        )
 
     def check_settings(self, settings: GenerationSettings) -> None:
         """Raise InvalidInput for settings of a generation_config that the server cannot be told."""

@@ -8,7 +8,6 @@ import weakref
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from itertools import count
 from random import Random
 from reprlib import Repr
 from threading import Thread
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from ttc.errors import ContentRefused, RemoteError, RequestRefused
+from ttc.errors import ContentRefused, RemoteError, RequestRefused, refusing
 from ttc.remote.endpoint import Endpoint
 from ttc.text.encodable import encodable
 
@@ -102,7 +101,8 @@ class Client:
 
     async def _answer(self, read: Callable[[Any], T], retries: int, request: dict[str, Any]) -> T:
         async with self._slots:
-            for attempt in count():
+            attempt = 0
+            while True:
                 try:
                     return read(await self._once(request))
                 except Passing as failure:
@@ -115,31 +115,27 @@ class Client:
                         backoff_s = min(MAX_WAIT_S, self.endpoint.wait_s * 2**attempt)
                         wait_s = backoff_s * self._random.uniform(0.5, 1)
                 await asyncio.sleep(min(wait_s, MAX_WAIT_S))
-        raise AssertionError("count() has no end")
+                attempt += 1
 
     async def _once(self, request: dict[str, Any]) -> Any:
-        try:
+        late = (
+            f"has not answered in {self.endpoint.timeout_s:g} s; give a larger timeout_s or a "
+            "smaller concurrency"
+        )
+        unreached = "cannot be reached ({error}); start the server, or give another base_url"
+        broken = "broke off its answer ({error}); look into the server's log"
+        with (  # the last that fits
+            refusing((httpx2.TransportError, zlib.error), broken, Passing),
+            refusing((TimeoutError, httpx2.TimeoutException), late, Passing),
+            refusing(httpx2.ConnectError, unreached, Passing),
+        ):
             async with asyncio.timeout(self.endpoint.timeout_s):
                 answer, body = await self._received(request)
-        except httpx2.ConnectError as error:
-            raise Passing(
-                f"cannot be reached ({error}); start the server, or give another base_url"
-            ) from error
-        except (TimeoutError, httpx2.TimeoutException) as error:
-            raise Passing(
-                f"has not answered in {self.endpoint.timeout_s:g} s; give a larger timeout_s or a "
-                "smaller concurrency"
-            ) from error
-        except (httpx2.TransportError, zlib.error) as error:
-            raise Passing(f"broke off its answer ({error}); look into the server's log") from error
         if answer.status_code >= 300:
             raise self._refusal(answer, body)
-        try:
+        no_json = f"answered with what is no JSON: {_start(body, 80)!r}; is base_url right?"
+        with refusing((ValueError, RecursionError), no_json, Passing):
             return encodable(json.loads(body))
-        except (ValueError, RecursionError) as error:
-            raise Passing(
-                f"answered with what is no JSON: {_start(body, 80)!r}; is base_url right?"
-            ) from error
 
     async def _received(self, request: dict[str, Any]) -> tuple[httpx2.Response, bytes]:
         most = most_bytes(request.get("json"))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ttc.errors import InvalidInput, RemoteError, RequestRefused
+from ttc.errors import InvalidInput, RemoteError, RequestRefused, refuse
 from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client, shown
 from ttc.remote.replies import (
@@ -207,16 +207,16 @@ def served(client: Client) -> Capabilities:
     names = ", ".join(shown(name).strip("'\"") for name in islice(models, SHOWN))
     if not models:
         raise RemoteError(f"{endpoint.base_url} serves no model; look into the server's log")
-    if endpoint.model is None and len(models) != 1:
-        raise InvalidInput(
-            f"the server has {len(models)} models; give backend.model=NAME (in Python model=NAME), "
-            f"one of {names}"
-        )
     name = next(iter(models)) if endpoint.model is None else endpoint.model
-    if name not in models:
-        raise InvalidInput(
-            f"model={name!r} is not served at {endpoint.base_url}; use one of {names}"
-        )
+    refuse(
+        {
+            f"the server has {len(models)} models; give backend.model=NAME (in Python model=NAME), "
+            f"one of {names}": endpoint.model is None and len(models) != 1,
+            f"model={name!r} is not served at {endpoint.base_url}; use one of {names}": (
+                name not in models
+            ),
+        }
+    )
     stated = models[name].max_model_len
     lengths = [stated, endpoint.context_length]
     return Capabilities(name, min((n for n in lengths if n is not None), default=None))

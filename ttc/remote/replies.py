@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ttc.errors import ContentRefused, RemoteError, RequestRefused, number_of
+from ttc.errors import ContentRefused, RemoteError, RequestRefused, number_of, refuse
 from ttc.remote.client import Passing, shown
 from ttc.text.chat import decoded
 
@@ -197,14 +197,16 @@ class Expected:
                 "the server's filter of contents has cut an answer off "
                 "(finish_reason='content_filter')"
             )
-        if choice.finish_reason not in ("stop", "length"):
-            raise Passing(
-                f"answered with finish_reason={shown(choice.finish_reason)} where stop or length "
-                "was expected"
-            )
         apart = {"reasoning_content", "reasoning"} & choice.model_fields_set
-        if choice.text is None and not apart:  # else nothing follows the thought
-            raise Passing("answered without a text")
+        refuse(
+            {
+                f"answered with finish_reason={shown(choice.finish_reason)} where stop or length "
+                "was expected": choice.finish_reason not in ("stop", "length"),
+                # else nothing follows the thought
+                "answered without a text": choice.text is None and not apart,
+            },
+            Passing,
+        )
         figures = [] if choice.logprobs is None else list(choice.logprobs.figures())
         usage = answer.usage or ReadUsage()
         details = usage.prompt_tokens_details or ReadCached()
@@ -212,7 +214,7 @@ class Expected:
         reply = Reply(
             choice.text or "",
             _tokens(choice.token_ids, figures),
-            choice.finish_reason,
+            str(choice.finish_reason),
             by if isinstance(by, str | int) else None,
             figures,
             usage.prompt_tokens,
@@ -237,31 +239,30 @@ class Expected:
         length = len(reply.text) + len(reply.thought)
         tokens_asked = number_of(self.max_tokens, "token")
         cached, prompt = reply.cached_tokens, reply.prompt_tokens or 0
-        strange = [
-            (
-                not self.echo and most > self.max_tokens,
-                f"{number_of(most, 'token')} where {self.max_tokens} were asked for",
+        strange = {
+            f"{number_of(most, 'token')} where {self.max_tokens} were asked for": (
+                not self.echo and most > self.max_tokens
             ),
-            (
-                not self.echo and length > self.max_tokens * LONGEST_TOKEN,
-                f"{number_of(length, 'character')} where {tokens_asked} were asked for",
+            f"{number_of(length, 'character')} where {tokens_asked} were asked for": (
+                not self.echo and length > self.max_tokens * LONGEST_TOKEN
             ),
-            (
-                prompt > 2 * self.prompt + SPARE_TOKENS,
-                f"prompt_tokens={prompt} where {number_of(self.prompt, 'token')} were sent",
+            f"prompt_tokens={prompt} where {number_of(self.prompt, 'token')} were sent": (
+                prompt > 2 * self.prompt + SPARE_TOKENS
             ),
-            (cached > prompt, f"cached_tokens={cached} of prompt_tokens={prompt}"),
-            (bool(reply.text) and reply.tokens == [], "a text and no token_ids"),
-            (length > 0 and reply.generated_tokens == 0, "a text and completion_tokens=0"),
-        ]
-        for holds, answer in strange:
-            if holds:
-                raise Passing(f"answered with {answer}")
-        if self.logprobs and (length or written) and not self._has_logprobs(reply):
-            raise Passing(
-                "answered without the log-probabilities that were asked for, which it has given "
-                "before; look into the server's log"
-            )
+            f"cached_tokens={cached} of prompt_tokens={prompt}": cached > prompt,
+            "a text and no token_ids": reply.text and reply.tokens == [],
+            "a text and completion_tokens=0": length and reply.generated_tokens == 0,
+        }
+        without = (
+            "answered without the log-probabilities that were asked for, which it has given "
+            "before; look into the server's log"
+        )
+        asked = self.logprobs and (length or written)
+        refuse(
+            {f"answered with {answer}": holds for answer, holds in strange.items()}
+            | {without: asked and not self._has_logprobs(reply)},
+            Passing,
+        )
 
     def _has_logprobs(self, reply: Reply) -> bool:
         figures = reply.figures

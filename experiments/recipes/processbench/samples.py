@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments.runs.rows import SUFFIXES, Row, rows_of_file, rows_of_hub
 from ttc.checks import PositiveInt, check_once, check_option
@@ -60,7 +61,8 @@ def _rows(data: str | None) -> Iterator[Row]:
 
 def _sample(row: Row, number: int) -> LabelledSample:
     found = row if isinstance(row, dict) else {}
-    name, problem, steps, label = (found.get(field) for field in FIELDS)
+    values: list[Any] = [found.get(field) for field in FIELDS]
+    name, problem, steps, label = values
     texts = isinstance(steps, list) and steps and all(isinstance(s, str) for s in steps)
     count = len(steps) if texts else 0
     part = str(name).rpartition("-")[0]

@@ -218,7 +218,7 @@ def test_the_published_predictions_are_those_of_the_first_n_candidates(tmp_path:
     [
         ({"models": []}, r"models is \[\]; give a list"),
         ({"search": ["greedy"]}, "'search' is unknown; is it searches. use one of name, models"),
-        ({"searches": ["greed"]}, "'greed' is unknown; use one of .*greedy"),
+        ({"searches": ["greed"]}, "'greed' is unknown; is it greedy. use one of .*greedy"),
         ({"searches": ["fork_think"]}, "searches: search=fork_think was removed; use "),
         ({"seeds": ["one"]}, r"seeds is \['one'\]"),
         ({"budgets": ["much"]}, "'much' is neither a number of tokens"),

@@ -22,7 +22,7 @@ from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveKeywords, SolveOptions, as_problem, as_strings, check_keywords
 from ttc.checks import check_is, check_kind, check_whole
-from ttc.errors import InvalidInput, number_of, on_failure
+from ttc.errors import InvalidInput, number_of, on_failure, refuse
 from ttc.results import Problem, Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.task import one_at_a_time
@@ -142,11 +142,17 @@ class AskTell:
         check_is("trial", trial, Trial, "a trial that ask() gave")
         told = told_of(trial, outcome, finished, tokens, score)
         before = self._desk.told.get(trial.id)
-        if before is not None and before != told:
-            raise InvalidInput(f"trial {trial.id!r} was told {before} before; tell a trial once")
-        if trial.id not in self._desk.open:
-            if before is None and trial.id not in self._given:
-                raise InvalidInput(f"trial {trial.id!r} is of another search; tell it to that one")
+        is_open = trial.id in self._desk.open
+        known = is_open or before is not None or trial.id in self._given
+        refuse(
+            {
+                f"trial {trial.id!r} was told {before} before; tell a trial once": (
+                    before is not None and before != told
+                ),
+                f"trial {trial.id!r} is of another search; tell it to that one": not known,
+            }
+        )
+        if not is_open:
             return False
         self._desk.tell(trial.id, told)
         self._go_on()
@@ -247,13 +253,15 @@ def ask_tell(
     """
     check_keywords(ask_tell, options)
     solve_options = SolveOptions.of(**options)
-    if solve_options.cancel is not None:
-        raise InvalidInput("ask_tell takes no cancel; call stop() instead")
-    if solve_options.budget.max_wall_s is not None:
-        raise InvalidInput(
-            f"ask_tell takes no max_wall_s ({solve_options.budget.max_wall_s}); call "
-            "stop() once the time is up"
-        )
+    wall_s = solve_options.budget.max_wall_s
+    refuse(
+        {
+            "ask_tell takes no cancel; call stop() instead": solve_options.cancel is not None,
+            f"ask_tell takes no max_wall_s ({wall_s}); call stop() once the time is up": (
+                wall_s is not None
+            ),
+        }
+    )
     return AskTell(
         search, as_problem(problem), solve_options, checkpoint, as_strings("models", models)
     )

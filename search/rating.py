@@ -11,7 +11,7 @@ from numbers import Integral
 
 from ttc.backend import Backend, check_needs
 from ttc.branch import Branch
-from ttc.errors import UnusableScores, VerifierError, number_of, refusing
+from ttc.errors import UnusableScores, VerifierError, number_of, refuse, refusing
 from ttc.origin import error_text
 from ttc.passes.ratings import passes_of_rating
 from ttc.protocols import Aggregation, Forgets, Priced, Verifier
@@ -56,15 +56,20 @@ class Rater:
             VerifierError,
         ):
             scores = [[float(score) for score in steps] for steps in given]
-        if len(scores) != len(branches) or not all(scores):
-            rated = number_of(sum(map(bool, scores)), "rating")
-            asked = number_of(len(branches), "branch", "branches")
-            raise VerifierError(f"{self.name} returned {rated} for {asked}")
-        for steps in scores:
-            if not all(map(math.isfinite, steps)):
-                raise VerifierError(
-                    f"{self.name} returned the score {steps}; scores must be finite"
-                )
+        rated = number_of(sum(map(bool, scores)), "rating")
+        asked = number_of(len(branches), "branch", "branches")
+        endless = (steps for steps in scores if not all(map(math.isfinite, steps)))
+        strange = next(endless, None)
+        refuse(
+            {
+                f"{self.name} returned {rated} for {asked}": (
+                    len(scores) != len(branches) or not all(scores)
+                ),
+                f"{self.name} returned the score {strange}; scores must be finite": strange
+                is not None,
+            },
+            VerifierError,
+        )
         return scores
 
     def _given(

@@ -19,8 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 
-from ttc.checks import check_known
-from ttc.errors import InvalidInput
+from ttc.checks import PositiveFloat, Share, check_known, check_option, check_whole
 from ttc.protocols import Extract
 from ttc.results import comparable
 from ttc.text.equality import ballots_by, canonical
@@ -269,10 +268,7 @@ def soft_best_of_n(samples: Sequence[Sample], temperature: float = 0.1) -> list[
     It is the one rule that draws: near temperature 0 it is `best`, at a high one all samples are
     alike. A sample without a score is never drawn, one without an answer only where none has one.
     """
-    if not temperature > 0:
-        raise InvalidInput(
-            f"temperature={temperature} of soft best-of-n must be above 0; near 0 it is best-of-n"
-        )
+    check_option("temperature", temperature, PositiveFloat)
     scores: dict[int, float] = {}
     counted = _whole(samples)
     answered = [place for place in counted if samples[place].ballot is not None]
@@ -298,8 +294,7 @@ def confidence_vote(
 
     measure, window: see `trace_confidence`.
     """
-    if not 0 < keep <= 1:
-        raise InvalidInput(f"keep={keep} must lie in (0, 1]; it is the share of samples that vote")
+    check_option("keep", keep, Share)
     weights = [0.0] * len(samples)
     valid = [place for place in _whole(samples) if samples[place].ballot is not None]
     if not valid:
@@ -324,8 +319,7 @@ def trace_confidence(
     of the groups. A text shorter than `window` is one group. 0 for no tokens.
     """
     check_known(measure, get_args(Measure), f"measure={measure!r} is unknown")
-    if window < 1:
-        raise InvalidInput(f"window={window} must be at least 1 token")
+    check_whole("window", window, 1)
     values = np.asarray(confidences, dtype=float)
     if not len(values):
         return 0.0

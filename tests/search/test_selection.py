@@ -191,10 +191,10 @@ def test_a_measure_that_is_unknown_and_a_window_of_nothing_are_named() -> None:
         InvalidInput, match="measure='min' is unknown; use one of mean, tail, lowest, bottom"
     ):
         trace_confidence(VALUES, "min")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="window=0 must be at least 1 token"):
+    with pytest.raises(InvalidInput, match="window=0 must be at least 1"):
         trace_confidence(VALUES, "lowest", 0)
     for keep in (0, 1.5):
-        with pytest.raises(InvalidInput, match=f"keep={keep} must lie in"):
+        with pytest.raises(InvalidInput, match=f"keep={keep} must be more than 0 and at most 1"):
             confidence_vote(samples(["7"]), keep=keep)
 
 

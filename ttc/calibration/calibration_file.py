@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from ttc.calibration.error_bounds import check_counts
-from ttc.errors import InvalidInput, refusing
+from ttc.checks import Probability, check_option
+from ttc.errors import InvalidInput, refuse, refusing
 
 T = TypeVar("T")
 
@@ -68,19 +69,16 @@ class CalibrationFile:
             raise InvalidInput(
                 f"{path} is no {cls.__name__} of this version; missing or unknown: {wrong}"
             )
-        try:
+        with refusing((InvalidInput, TypeError), f"{path} is damaged: {{error}}"):
             loaded = cls._from(values)
-        except (InvalidInput, TypeError) as error:
-            raise InvalidInput(f"{path} is damaged: {error}") from error
-        for kind, name, asked in (
-            ("model", loaded.model, model),
-            ("data set", loaded.dataset, dataset),
-        ):
-            if name != asked:
-                raise InvalidInput(
-                    f"{path} was calibrated for the {kind} {name!r}, not for {asked!r}; name "
-                    "another file, or make one with python -m experiments.calibrate"
-                )
+        kinds = ("model", loaded.model, model), ("data set", loaded.dataset, dataset)
+        refuse(
+            {
+                f"{path} was calibrated for the {kind} {name!r}, not for {asked!r}; name another "
+                "file, or make one with python -m experiments.calibrate": name != asked
+                for kind, name, asked in kinds
+            }
+        )
         return loaded
 
     def check_use(self, file: str, dataset: dict[str, Any], search: dict[str, Any]) -> None:
@@ -91,19 +89,18 @@ class CalibrationFile:
         """
         source = self.settings.get("dataset", {})
         same_source = source and _source(source) == _source(dataset)
-        if same_source and _overlap(_rows(source), _rows(dataset)):
-            raise InvalidInput(
+        target, asked = self.settings.get("search", {}).get("_target_"), search.get("_target_")
+        refuse(
+            {
                 f"{file}: these problems were used to calibrate; choose others by dataset.offset, "
                 f"dataset.seed or dataset.split (it has {_shown(source)}, the run "
-                f"{_shown(dataset)})"
-            )
-        target = self.settings.get("search", {}).get("_target_")
-        if target is not None and target != search.get("_target_"):
-            raise InvalidInput(
-                f"{file} was calibrated with {target}, and its counts do not hold for "
-                f"{search.get('_target_')}; use that search, or make another file with "
-                "python -m experiments.calibrate"
-            )
+                f"{_shown(dataset)})": same_source and _overlap(_rows(source), _rows(dataset)),
+                f"{file} was calibrated with {target}, and its counts do not hold for {asked}; use "
+                "that search, or make another file with python -m experiments.calibrate": (
+                    target not in (None, asked)
+                ),
+            }
+        )
 
     @classmethod
     def _from(cls, values: dict[str, Any]) -> Self:
@@ -118,8 +115,7 @@ def chosen_and_checked(
     RKSC's rules (max_disagreement None) don't look at agreement, so both are all problems. A choice
     for few disagreements must be counted where it was not made: on every other problem.
     """
-    if max_disagreement is not None and not 0 <= max_disagreement <= 1:
-        raise InvalidInput(f"max_disagreement={max_disagreement} must lie in [0, 1]")
+    check_option("max_disagreement", max_disagreement, Probability | None)
     needed = 1 if max_disagreement is None else 2
     if len(problems) < needed:
         raise InvalidInput(

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from annotated_types import Interval
 
 from ttc.approximate.early_exit import EarlyExit, EntropyRule, RankingRule
 from ttc.calibration.calibration_file import CalibrationFile, chosen_and_checked
 from ttc.calibration.error_bounds import check_counts, clopper_pearson, quantiles
 from ttc.calibration.layer_profile import BranchProfile
+from ttc.checks import check_option
 from ttc.errors import InvalidInput
 from ttc.results import comparable
 
@@ -112,8 +115,7 @@ def paper_rule(problems: Sequence[Rating], eps: float | None = None) -> EarlyExi
     one that changes less than usual.
     """
     eps = median(changes(problems)) if eps is None else eps
-    if not 0 <= eps < math.inf:
-        raise InvalidInput(f"eps={eps} must be a number of at least 0, in nats")
+    check_option("eps", eps, Annotated[float, Interval(ge=0, lt=math.inf)])
     entropies = stable_entropies(problems, eps)
     if not entropies:
         raise InvalidInput(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ttc.errors import InvalidInput
+from ttc.checks import check_whole
 
 
 class Positive:
@@ -12,7 +12,7 @@ class Positive:
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
-            require_positive(field.name, getattr(self, field.name))
+            check_whole(field.name, getattr(self, field.name), 1)
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,3 @@ class KVShape(Positive):
     def beam_bytes(self, tokens: int) -> int:
         """KV_beam(s) of LBS, Table 1: bytes of one beam's KV in all layers at `tokens` tokens."""
         return self.layers * tokens * self.token_layer_bytes
-
-
-def require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise InvalidInput(f"{name}={value} must be at least 1; pass a positive whole number")

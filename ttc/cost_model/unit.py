@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ttc.cost_model.dims import require_positive
-from ttc.errors import InvalidInput
+from ttc.checks import check_whole
 
 STATE_PRODUCTS = 3
 """How often a token multiplies each number of a recurrent state: it decays, gets something added,
@@ -37,12 +36,10 @@ class Pass:
     prefixes: int = 1
 
     def __post_init__(self) -> None:
-        require_positive("branches", self.branches)
-        require_positive("prefixes", self.prefixes)
-        require_positive("new_tokens", self.new_tokens)
+        for name in ("branches", "prefixes", "new_tokens"):
+            check_whole(name, getattr(self, name), 1)
         for name in ("own_tokens", "shared_tokens"):
-            if getattr(self, name) < 0:
-                raise InvalidInput(f"{name}={getattr(self, name)} must be 0 (none) or above")
+            check_whole(name, getattr(self, name), 0)
 
     @property
     def rows(self) -> int:

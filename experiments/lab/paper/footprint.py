@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ttc.cost_model.dims import KVShape, require_positive
+from ttc.checks import check_whole
+from ttc.cost_model.dims import KVShape
 from ttc.errors import InvalidInput
 
 PING_PONG = 2
@@ -103,8 +104,8 @@ def estimate(method: str, dims: ModelDims, context: int, chunk: int = 10 * 1024)
     """
     if method not in METHODS:
         raise InvalidInput(f"method={method!r} is unknown; choose one of {', '.join(METHODS)}")
-    require_positive("context", context)
-    require_positive("chunk", chunk)
+    check_whole("context", context, 1)
+    check_whole("chunk", chunk, 1)
     of = METHODS[method]
     return Footprint(
         method=method,

@@ -156,7 +156,7 @@ def test_a_host_that_is_too_small_is_refused_with_the_bytes_it_needs() -> None:
 
 def test_bad_requests_are_refused() -> None:
     with pytest.raises(
-        InvalidInput, match="objective='train' is unknown; choose 'decode' or 'prefill'"
+        InvalidInput, match="objective='train' is unknown; use one of decode, prefill"
     ):
         strategy_selector(UNITS, CPU, GPU, LINK, 1400, CHAT, "train")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"k=6 must be from 0 \(all on the device\) to 5"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refuse
 from ttc.model.check.recording import AttentionCall
 
 LONGEST_MASK = 8192
@@ -52,13 +52,15 @@ def check_masks(
     check = _MaskCheck(windows, context, long_masks)
     sights: dict[tuple[int, int | None], Sight] = {}
     for call in calls:
-        if call.mask is None:
-            raise UnsupportedModel(f"layer {call.layer} builds no causal mask")
-        if call.key.shape[2] != call.query.shape[2]:
-            raise UnsupportedModel(
-                f"layer {call.layer} attends to {call.key.shape[2]} keys where there are "
-                f"{call.query.shape[2]} tokens; the engine knows one key per token"
-            )
+        keys, tokens = call.key.shape[2], call.query.shape[2]
+        refuse(
+            {
+                f"layer {call.layer} builds no causal mask": call.mask is None,
+                f"layer {call.layer} attends to {keys} keys where there are {tokens} tokens; the "
+                "engine knows one key per token": keys != tokens,
+            },
+            UnsupportedModel,
+        )
         kind = id(call.mask), call.told_window
         if kind not in sights:
             sights[kind] = check.sight(call)

@@ -23,7 +23,7 @@ from ttc.attention.hf_hook import (
     install,
     uninstall,
 )
-from ttc.errors import MissingPart, UnsupportedModel, refusing
+from ttc.errors import MissingPart, UnsupportedModel, refuse, refusing
 from ttc.memory.kv import LayerShape
 from ttc.model.check.attention_check import CheckTree, check_function, check_same, is_precise
 from ttc.model.check.masks import Sight, check_masks, check_windows, stated_windows
@@ -67,20 +67,21 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
             f"{name} is an encoder-decoder; the engine runs decoder-only language models"
         )
     uninstall(model)  # another engine may have it
-    try:
+
+    def why(error: UnsupportedModel) -> str:
+        if (tensor := _without_numbers(model)) is None:
+            return f"served exactly: {error}{WAY_OUT}"
+        return (
+            f"used: its weights {tensor} hold NaN or infinite numbers; restore or download its "
+            "files again, or load it in the dtype it was saved in"
+        )
+
+    fails = f"{name} cannot run over the engine's attention: {{kind}}: {{error}}{WAY_OUT}"
+    with (
+        refusing(Exception, fails, UnsupportedModel, but=UnsupportedModel),
+        refusing(UnsupportedModel, f"{name} cannot be {{error}}", UnsupportedModel, said=why),
+    ):
         layout = ModelCheck(model).run()
-    except UnsupportedModel as error:
-        if (tensor := _without_numbers(model)) is not None:
-            raise UnsupportedModel(
-                f"{name} cannot be used: its weights {tensor} hold NaN or infinite numbers; "
-                "restore or download its files again, or load it in the dtype it was saved in"
-            ) from error
-        raise UnsupportedModel(f"{name} cannot be served exactly: {error}{WAY_OUT}") from error
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise UnsupportedModel(
-            f"{name} cannot run over the engine's attention: {what}{WAY_OUT}"
-        ) from error
     install(model)
     return layout
 
@@ -114,14 +115,15 @@ class ModelCheck:
 
     def run(self) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
         ids = self._tokens()
-        try:
+        with refusing(
+            (AttributeError, KeyError, RuntimeError, TypeError, ValueError),
+            "it does not run on token ids alone ({error})",
+            UnsupportedModel,
+            but=MissingPart,
+        ):
             recurrent = find_recurrent(self.model, ids[:1])
             keep = [-1] if recurrent is None else [*range(self.tree.tokens)]
             plain = self._logits(ids, keep)
-        except MissingPart:
-            raise
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise UnsupportedModel(f"it does not run on token ids alone ({error})") from error
         implementation = self.config._attn_implementation
         recorder = Recorder()
         calls = recorder.calls
@@ -208,16 +210,17 @@ class ModelCheck:
     # ---------------------------------------------------------------- layers
 
     def _check_layers(self, calls: Sequence[AttentionCall], recurrent: Recurrent | None) -> None:
-        if not calls and recurrent is None:
-            if getattr(self.model, "_is_stateful", False):
-                raise UnsupportedModel(
-                    "it keeps a state of its own between tokens, and the engine knows those in "
-                    "transformers' cache"
-                )
-            raise UnsupportedModel(
+        unseen = not calls and recurrent is None
+        stateful = getattr(self.model, "_is_stateful", False)
+        refuse(
+            {
+                "it keeps a state of its own between tokens, and the engine knows those in "
+                "transformers' cache": unseen and stateful,
                 "it does not dispatch attention through transformers' AttentionInterface, so the "
-                "engine cannot reach it"
-            )
+                "engine cannot reach it": unseen,
+            },
+            UnsupportedModel,
+        )
         known = {call.layer for call in calls} | layers_without_tokens(self.model.config)
         if recurrent is not None:
             known |= recurrent.layers
@@ -308,16 +311,23 @@ class ModelCheck:
         spans: Sequence[slice],
         backwards: bool,
     ) -> None:
-        if again.mask is not None and again.mask.numel() > 1:  # `ExtraArguments` gives one element
-            raise UnsupportedModel(
-                f"layer {call.layer} builds a mask of its own, which the engine does not use"
-            )
-        for option in ("scaling", "sliding_window", "softcap"):
-            if call.options.get(option) != again.options.get(option):
-                raise UnsupportedModel(
-                    f"layer {call.layer} is told {option}={call.options.get(option)} over its own "
-                    f"attention and {again.options.get(option)} over the engine's"
-                )
+        own, engines = call.options, again.options
+        refuse(
+            {
+                f"layer {call.layer} builds a mask of its own, which the engine does not use": (
+                    # `ExtraArguments` gives one element
+                    again.mask is not None and again.mask.numel() > 1
+                ),
+                **{
+                    f"layer {call.layer} is told {option}={own.get(option)} over its own attention "
+                    f"and {engines.get(option)} over the engine's": (
+                        own.get(option) != engines.get(option)
+                    )
+                    for option in ("scaling", "sliding_window", "softcap")
+                },
+            },
+            UnsupportedModel,
+        )
         for what in ("query", "key", "value"):
             expected = pack(getattr(call, what), 2).transpose(1, 2)
             result = getattr(again, what).transpose(1, 2)

@@ -65,8 +65,7 @@ class Rater:
                 f"{self.name} returned {rated} for {asked}": (
                     len(scores) != len(branches) or not all(scores)
                 ),
-                f"{self.name} returned the score {strange}; scores must be finite": strange
-                is not None,
+                f"{self.name} returned the score {strange}; scores must be finite": strange,
             },
             VerifierError,
         )

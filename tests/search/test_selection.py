@@ -148,7 +148,7 @@ def test_soft_best_of_n_draws_in_proportion_to_the_exponential_of_the_score() ->
         [0.5, 0.5]
     )
     assert soft_best_of_n(samples(["7"])) == [0] and soft_best_of_n([]) == []
-    with pytest.raises(InvalidInput, match="temperature=0 of soft best-of-n must be above 0"):
+    with pytest.raises(InvalidInput, match="temperature=0 must be more than 0"):
         soft_best_of_n(samples(["7"], score=[1.0]), temperature=0)
 
 

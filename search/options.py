@@ -111,8 +111,8 @@ class SolveOptions(Options):
         others = {"tools": self.tools, "end": self.end, "final_text": self.budget.final_text}
         refuse(
             {
-                f"{name}={given!r:.80} and a schema or grammar: such an answer ends where it is "
-                f"complete and holds nothing else; leave {name} or the other out": given
+                f"{name}={given!r:.40} and a schema or grammar: such an answer ends where it is "
+                "complete and holds nothing else; leave one of them out": given
                 for name, given in others.items()
                 if self.has_grammar
             }

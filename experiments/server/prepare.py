@@ -28,6 +28,9 @@ MAX_CALLS = 128
 CLIENT_LIMITS = ("max_generated_tokens", "max_wall_s")
 """What a request may say of its budget."""
 
+OPTIONS = {"end": "stop", "schema": "response_format", "tools": "tools"}
+"""Which field of a request gives an option, where their names differ."""
+
 NO_VARIABLES = ("self", "messages", "chat_template", "tools", "documents", "tokenizer_kwargs")
 """What a request may not give a chat template: another template, and what is not offered here."""
 
@@ -91,7 +94,9 @@ class Preparer:
         try:
             config = SearchConfig.of(search, self.engine, options)
         except InvalidInput as error:
-            names = {} if body.reasoning_effort is None else {"thinking": EFFORT}
+            names = dict(OPTIONS)
+            if body.reasoning_effort is not None:
+                names["thinking"] = EFFORT
             if isinstance(body.search, dict):
                 names |= {key: f"search.{key}" for key in body.search}
             raise Refusal.of(error, names=names) from error
@@ -132,16 +137,19 @@ class Preparer:
 
     def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:
         reading = {} if body.answer_kind is None else self._reading(body.answer_kind)
-        return replace(
-            self.options,
-            verifier=self.options.verifier if search.needs_verifier else None,
-            seed=randbelow(2**31) if body.seed is None else body.seed,
-            template=template,
-            end=body.stops,
-            budget=self._budget(body),
-            tools=self._tools(body),
-            **reading,
-        )
+        given = reading | {
+            "verifier": self.options.verifier if search.needs_verifier else None,
+            "seed": randbelow(2**31) if body.seed is None else body.seed,
+            "template": template,
+            "end": body.stops,
+            "budget": self._budget(body),
+            "tools": self._tools(body),
+            "schema": body.response_format.schema_option,
+        }
+        try:
+            return replace(self.options, **given)
+        except InvalidInput as error:
+            raise Refusal.of(error, "response_format", OPTIONS) from error
 
     def _reading(self, kind: str) -> dict[str, Any]:
         try:

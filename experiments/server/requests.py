@@ -156,8 +156,30 @@ class StreamOptions(Lenient):
     include_usage: bool = False
 
 
-class TextFormat(Strict):
-    type: Literal["text"]
+class NamedSchema(Lenient):
+    """A JSON schema. Answers keep to it whether `strict` asks for it or not."""
+
+    asked: dict[str, Any] = Field({}, alias="schema")
+
+
+class ResponseFormat(Strict):
+    """What the answer has to be: any text, any JSON object, or JSON by a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_is_there(self) -> ResponseFormat:
+        if (self.json_schema is None) is (self.type == "json_schema"):
+            raise ValueError("give json_schema with type=json_schema, and with no other")
+        return self
+
+    @property
+    def schema_option(self) -> Any:
+        """As `search.solve` takes it."""
+        if self.json_schema is not None:
+            return self.json_schema.asked
+        return True if self.type == "json_object" else None
 
 
 class Body(Strict):
@@ -200,7 +222,7 @@ class Body(Strict):
     ignore_eos: Annotated[Any, _only(False)] = False
     skip_special_tokens: Annotated[Any, _only(True)] = True
     logit_bias: dict[str, float] = Field({}, max_length=0)
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat = ResponseFormat(type="text")
 
     # these say nothing about the answer
     user: Any = None
@@ -305,7 +327,8 @@ def read(kind: type[B], data: bytes) -> B:
         first = max(errors.errors(), key=lambda error: len(error["loc"]))
     name = ".".join(str(part) for part in first["loc"] if _is_name(part))
     message = f"{name}={shown(first['input'])}: {first['msg'].removeprefix('Value error, ')}"
-    if first["type"] == "literal_error" and name.endswith(".type"):
+    content = name.startswith("messages")
+    if first["type"] == "literal_error" and content and name.endswith(".type"):
         message = f"{name}={shown(first['input'])} is not taken; send text alone"
     elif first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         fields = use_one_of(name, kind.model_fields)

@@ -77,8 +77,8 @@ class AnswerGrammar:
 
         first = LLMatcher(tokens, wanted.rules, log_level=0)
         if first.is_error():
-            what = "grammar" if wanted.schema is None else "schema"
-            raise InvalidInput(f"the {what} cannot be kept to: {_reason(first)}")
+            given = f"schema={schema!r:.80}" if grammar is None else f"grammar={grammar!r:.80}"
+            raise InvalidInput(f"{given} cannot be kept to: {_reason(first)}")
         marks = None if thoughts is None else Marks(thoughts, backend)
         return cls(wanted, first, -(-limits.vocab_size // 32), eos_ids, marks)
 

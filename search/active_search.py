@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from search.budget import Budget, Spending
 from search.config import SearchConfig
 from search.recorded_tree import RecordedTree, pruned
 from search.selection import answer_of, best_first, by_path, with_answer
+from ttc.backend import Backend
 from ttc.branch import Branch
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator
@@ -22,6 +23,11 @@ from ttc.step import Step, Thinking
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import check_branches
 from ttc.usage import Usage
+
+StepParts = Generator[Any, None, None]
+"""What a branch does next in its step: it decodes a `Step`, is given the tokens of a list, or waits
+for the answers of its `search.tools.steps.ToolCalls`. The step is over at the end, or where there
+is no room for given tokens."""
 
 USES = {Append: "appended to", Handoff: "handed on", Rate: "rated", Expand: "expanded"}
 """What a search has done with the branches of a request, in the words of a message."""
@@ -50,10 +56,11 @@ class ActiveSearch:
         each branch that ever was.
     candidates: what the search returned. unpaid: rated branches that were to be continued and for
         which the budget paid no child; they stay candidates, though their search lets go of them.
+        With last words, all other candidates.
 
     request: what the search has asked for last. answered: how many requests were answered.
     waiting: of an `Expand`, the parents whose children are still to be made. children, growing:
-        those so far, and those whose step is under way.
+        those so far, and those whose step is under way, with what is left of it where it has parts.
     tool_runs: the calls of tools, by what is called; equal ones are made once.
     told_tokens: the generated tokens that `writing` has told of.
 
@@ -61,16 +68,17 @@ class ActiveSearch:
         so that no answer reaches it any more.
     error, stopped: why it has failed; what has ended it early.
     budget_raised: whether BudgetExceeded was raised in the search, which happens once.
-    closing, others: the branch that the reserve is spent on, and the other candidates.
+    closing: the branch that the reserve is spent on.
     """
 
     problem: Problem
     index: int
     root: Branch
-    case: Case
-    steps: SearchSteps
     config: SearchConfig
+    tokenizer: Any
     contained: bool = False
+    case: Case = field(init=False)
+    steps: SearchSteps = field(init=False)
     live: dict[Branch, None] = field(default_factory=dict)
     tree: RecordedTree = field(default_factory=RecordedTree)
     chats: dict[Branch, Chat] = field(default_factory=dict)
@@ -79,7 +87,7 @@ class ActiveSearch:
     request: Request | None = None
     waiting: list[Branch] = field(default_factory=list)
     children: list[Branch] = field(default_factory=list)
-    growing: list[Branch] = field(default_factory=list)
+    growing: dict[Branch, StepParts | None] = field(default_factory=dict)
     spending: Spending = field(init=False)
     tool_runs: dict[str, Any] = field(default_factory=dict)
     answered: int = 0
@@ -90,10 +98,14 @@ class ActiveSearch:
     stopped: Stopped | None = None
     budget_raised: bool = False
     closing: Branch | None = None
-    others: list[Branch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.spending = Spending(self.config.budget, {self.root.model: self.root.usage})
+        self.spending = Spending(self.budget, {self.root.model: self.root.usage})
+        self.case = self.config.case(self.problem)
+        self.steps = steps_of(self.config.search, self.root, self.case)
+        self.record(self.root, None)
+        chat = Chat(self.config.template, (), len(self.root.tokens))
+        self.begin_turn(self.root, chat, self.tokenizer)
 
     @property
     def usage(self) -> Usage:
@@ -105,7 +117,7 @@ class ActiveSearch:
 
     @property
     def budget(self) -> Budget:
-        return self.config.budget
+        return self.config.options.budget
 
     # ------------------------------------------------------------ requests
 
@@ -189,11 +201,17 @@ class ActiveSearch:
 
     # ------------------------------------------------------------ budget
 
-    def next_part(self, price: Callable[[int], int]) -> tuple[int, int]:
-        """How many of the waiting children the budget pays for now, and the tokens of each step.
-        price: what rating so many children takes."""
-        waiting, step = len(self.waiting), self.step_tokens
-        return self.spending.affordable(waiting, step, price, len(self.children))
+    def next_part(self, engine: Backend) -> tuple[int, int]:
+        """How many of the waiting children the budget pays for now, their rating included, and the
+        tokens of each step."""
+        step, rater, question = self.step_tokens, self.config.rater, self.problem.question
+
+        def price(count: int) -> int:
+            if self.closing is not None:
+                return 0
+            return rater.children_price(self.waiting[0], question, engine, step, count)
+
+        return self.spending.affordable(len(self.waiting), step, price, len(self.children))
 
     @property
     def step_tokens(self) -> int:
@@ -254,7 +272,7 @@ class ActiveSearch:
         A branch that was decoding keeps what it has; its last step is "interrupted". Returns the
         branches that had written nothing of their own yet, which are let go of.
         """
-        growing, self.growing, self.waiting = self.growing, [], []
+        growing, self.growing, self.waiting = self.growing, {}, []
         for child in growing:
             if child.parent is not None and len(child.tokens) > len(child.parent.tokens):
                 child.end_step("interrupted")
@@ -304,7 +322,7 @@ class ActiveSearch:
         best = search.choose(candidates, self.case.extract)[0] or self.root
         if best.finished or best not in self.live:
             return
-        self.closing, self.others = best, [branch for branch in candidates if branch is not best]
+        self.closing, self.unpaid = best, [branch for branch in candidates if branch is not best]
         self.candidates = [] if best is self.root else [best]  # until there is more
         self.spending.reserve_opened = True
         room = self.spending.least_left(default=self.budget.reserve)
@@ -314,7 +332,7 @@ class ActiveSearch:
             self.steps = _last_words(best, self.budget.final_text, step, search.sampling)
             self.advance(None)
 
-    def result(self, tokenizer: Any) -> Result:
+    def result(self) -> Result:
         candidates = self.choices()
         self.tree.end(dict.fromkeys([*self.live, *candidates]), candidates)
         best, answer = self.config.search.choose(candidates, self.case.extract)
@@ -338,7 +356,7 @@ class ActiveSearch:
             self.error,
             self.stopped,
             by_model if len(by_model) > 1 else {},
-            self.config.template.text(self.problem.question, tokenizer),
+            self.config.template.text(self.problem.question, self.tokenizer),
             pruned(first_turn, order, self.case.extract, own_marks),
         )
 
@@ -347,9 +365,7 @@ class ActiveSearch:
         left unpaid. Of a search that was cut short, the live branches that nothing continues. Where
         none has an answer, the best finished branch that it has rated and let go of, too."""
         extract = self.case.extract
-        if self.closing is not None:
-            chosen = [*(self.candidates or []), *self.others]
-        elif self.candidates is not None:
+        if self.candidates is not None:
             chosen = list(dict.fromkeys([*self.candidates, *self.unpaid]))
         else:
             written = [b for b in self.live if b is not self.root and b.generated]
@@ -393,25 +409,22 @@ class ActiveSearch:
 
     def end_steps(self) -> list[Branch]:
         """The steps under way are over. Returns their children."""
-        children, self.growing = self.growing, []
-        for child in children:
+        growing, self.growing = self.growing, {}
+        for child, parts in growing.items():
+            if parts is None and self.config.thoughts is not None and child.parent is not None:
+                from search.thinking import count_thinking
+
+                count_thinking(child, len(child.parent.tokens), self.config.thoughts)
             if child.step_reasons[-1] == "looped":
                 child.finish_reason = "looped"
             self._note_step(child)
-        del self.waiting[: len(children)]
-        self.children += children
-        return children
+        del self.waiting[: len(growing)]
+        self.children += growing
+        return list(growing)
 
     def _note_step(self, child: Branch) -> None:
         child.leave_out(self.config.stops)
         self.tree.wrote(child, child.steps[-1])
-
-    def count_thinking(self, child: Branch) -> None:
-        """Count what a child has thought in a step that was decoded at once."""
-        if self.config.thoughts is not None and child.parent is not None:
-            from search.thinking import count_thinking
-
-            count_thinking(child, len(child.parent.tokens), self.config.thoughts)
 
     def writing(self) -> Progress | None:
         """What the steps under way have written so far, None where that has been said."""
@@ -421,7 +434,7 @@ class ActiveSearch:
         for child in self.growing:
             before = "" if child.parent is None else child.parent.text
             self.tree.wrote(child, child.text.removeprefix(before).rstrip("\ufffd"))
-        return self.progress("wrote", self.growing)
+        return self.progress("wrote", list(self.growing))
 
     def progress(
         self, did: Did, branches: Sequence[Branch] = (), result: Result | None = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from search.active_search import ActiveSearch, Chat
-from search.under_way import PassEvents
+from search.under_way import PassEvents, UnderWay, tasks_of
 from ttc.backend import Backend
 from ttc.branch import Branch
 from ttc.errors import InvalidInput
@@ -14,6 +14,18 @@ from ttc.protocols import Append
 from ttc.results import Progress
 from ttc.task import Task
 from ttc.tree.segment import common_prefix
+
+
+class Given(NamedTuple):
+    """What a branch's child is given.
+
+    keep: how many tokens of the branch stay before it. tokens: of the text. said: the conversation
+    before it, of a turn.
+    """
+
+    keep: int
+    tokens: list[int]
+    said: tuple[str, ...] = ()
 
 
 class Siblings(NamedTuple):
@@ -25,9 +37,9 @@ class Siblings(NamedTuple):
     tokens: list[list[int]]
 
 
-def append(driver: Any, requests: Sequence[tuple[ActiveSearch, Append]]) -> PassEvents:
+def append(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Append]]) -> PassEvents:
     """Answers to `Append`, computed together."""
-    engine: Backend = driver.engine
+    engine = run.engine
     families: list[Siblings] = []
     for active, request in requests:
         try:
@@ -37,11 +49,20 @@ def append(driver: Any, requests: Sequence[tuple[ActiveSearch, Append]]) -> Pass
             active.refuse(error)
         else:
             families.append(_forked(engine, active, request, given))
-    tasks = _extended(engine, families)
+
+    def extended(families: Sequence[Siblings]) -> Task[None]:
+        children = [child for family in families for child in family.children]
+        return engine.extend(children, [tokens for family in families for tokens in family.tokens])
+
+    def refused(family: Siblings, error: InvalidInput) -> None:
+        engine.release(family.active.retire(family.children))
+        family.active.refuse(error)
+
+    tasks = tasks_of(families, extended, refused)
     try:
-        for task, extended in tasks:
+        for task, together in tasks:
             yield from task.passes()
-            for family in extended:
+            for family in together:
                 if not family.active.over:
                     yield _appended(engine, family)
     finally:
@@ -51,20 +72,20 @@ def append(driver: Any, requests: Sequence[tuple[ActiveSearch, Append]]) -> Pass
 
 def _appended(engine: Backend, family: Siblings) -> tuple[int, Progress]:
     active, request, children, tokens = family
-    for child, text, added in zip(children, request.texts(), tokens, strict=True):
+    for child, added in zip(children, tokens, strict=True):
+        own = engine.of_branch(child)
         if request.turn:
-            template, said, _ = active.chats[child]
-            chat = Chat(template, (*said, text), len(child.tokens))
-            active.begin_turn(child, chat, engine.of_branch(child).tokenizer)
-        active.tree.wrote(child, engine.of_branch(child).decode(added))
+            chat = active.chats[child]._replace(start=len(child.tokens))
+            active.begin_turn(child, chat, own.tokenizer)
+        active.tree.wrote(child, own.decode(added))
     return active.answer("appended", children)
 
 
 def _forked(
-    engine: Backend, active: ActiveSearch, request: Append, given: Sequence[tuple[int, list[int]]]
+    engine: Backend, active: ActiveSearch, request: Append, given: Sequence[Given]
 ) -> Siblings:
     children = []
-    for branch, (keep, _) in zip(request.branches, given, strict=True):
+    for branch, text, (keep, _, said) in zip(request.branches, request.texts(), given, strict=True):
         dropped = len(branch.tokens) - keep
         ended = branch.finish_reason == "eos"
         differs = request.turn and dropped > ended  # the whole chat begins otherwise
@@ -72,37 +93,16 @@ def _forked(
         children.append(active.record(child, branch))
         child.reopen(0 if differs else dropped)
         if request.turn:
-            template, said, _ = active.chats[branch]
-            active.chats[child] = Chat(template, (*said, _answer(engine, active, branch)), keep)
+            active.chats[child] = Chat(active.chats[branch].template, (*said, text), keep)
             child.begin_answer()
         if request.ends_thinking:
             child.thinking_ended = len(child.tokens)
-    return Siblings(active, request, children, [tokens for _, tokens in given])
-
-
-def _extended(
-    engine: Backend, families: Sequence[Siblings]
-) -> list[tuple[Task[None], Sequence[Siblings]]]:
-    """What gives the children their texts; each family by itself where not all can have it."""
-    children = [child for family in families for child in family.children]
-    tokens = [given for family in families for given in family.tokens]
-    if not families:
-        return []
-    try:
-        return [(engine.extend(children, tokens), families)]
-    except InvalidInput as error:
-        if len(families) == 1:
-            (family,) = families
-            engine.release(family.active.retire(family.children))
-            family.active.refuse(error)
-            return []
-    return [begun for family in families for begun in _extended(engine, [family])]
+    return Siblings(active, request, children, [tokens for _, tokens, _ in given])
 
 
 def _given(
     engine: Backend, active: ActiveSearch, branch: Branch, text: str, request: Append
-) -> tuple[int, list[int]]:
-    """How many tokens of a branch stay before a text, and the text's tokens."""
+) -> Given:
     own, eos = engine.of_branch(branch), branch.finish_reason == "eos"
     if not request.turn:
         if active.config.grammar is not None and branch.generated:
@@ -111,13 +111,13 @@ def _given(
                 "these out, or Append(..., turn=True)"
             )
         drops = bool(request.drop) and _drops(own, branch, request.drop)
-        return len(branch.tokens) - (eos or drops), own.encode(text)
+        return Given(len(branch.tokens) - (eos or drops), own.encode(text))
     template, said, _ = active.chats[branch]
     before = branch.tokens[: len(branch.tokens) - eos]
-    said, question = (*said, _answer(engine, active, branch)), active.problem.question
+    said, question = (*said, _answer(own, active, branch)), active.problem.question
     prompt = template.next_prompt(text, own.tokenizer, question, said, before)
     keep = min(common_prefix(before, prompt), len(prompt) - 1)
-    return keep, prompt[keep:]
+    return Given(keep, prompt[keep:], said)
 
 
 def _drops(engine: Backend, branch: Branch, drop: str) -> bool:
@@ -146,4 +146,4 @@ def _answer(engine: Backend, active: ActiveSearch, branch: Branch) -> str:
         answer = thoughts.split(tokens, branch.thinks_at(start, thoughts)).answer
         if answer is not None:
             return answer
-    return engine.of_branch(branch).decode(tokens)
+    return engine.decode(tokens)

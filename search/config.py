@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from search.base import Case, Search
-from search.budget import Budget
 from search.options import SolveOptions, check_parts
 from search.rating import Rater
 from ttc.backend import Backend
@@ -105,10 +104,6 @@ class SearchConfig:
             grammar=grammar,
             models=tuple(engine.models),
         )
-
-    @property
-    def budget(self) -> Budget:
-        return self.options.budget
 
     @property
     def rater(self) -> Rater:

@@ -14,21 +14,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
-from search.active_search import ActiveSearch, Chat, steps_of
-from search.admission import ProblemAdmission
+from search.active_search import ActiveSearch
 from search.base import Request
 from search.config import SearchConfig
-from search.expansions import Expansions
-from search.under_way import Events, PassEvents, UnderWay, Work
-from ttc.backend import Backend
+from search.expansions import end_steps, go_on
+from search.under_way import Events, PassEvents, UnderWay, Work, tasks_of
 from ttc.branch import Branch
-from ttc.errors import InvalidInput, TTCError, VerifierError, on_failure, refusing
+from ttc.errors import (
+    BranchRefused,
+    InvalidInput,
+    RemoteError,
+    TTCError,
+    VerifierError,
+    on_failure,
+    refusing,
+)
 from ttc.origin import error_text
 from ttc.parts import load
 from ttc.protocols import Append, Expand, Handoff, Rate, Release, Vary
 from ttc.results import Problem, Progress, Result, Stopped
-from ttc.sampling import Sampling
-from ttc.step import Step
 from ttc.task import Task
 
 HANDLERS: dict[type[Request], str] = {
@@ -51,7 +55,7 @@ def exits_told() -> Iterator[None]:
 
 
 @dataclass
-class Driver:
+class Driver(UnderWay):
     """Answers the requests of searches. One per call of `solve`, `solve_each` or `stream`, and one
     per server.
 
@@ -59,29 +63,13 @@ class Driver:
         contained: so it is with an error that a search raises, which else ends all.
     each_token: what has been written is said after each token.
     waiting: the problems that have not begun, by their numbers. added: how many there ever were.
-    under_way: those that have begun, and the work on them.
-    expansions: the branches that decode.
     """
 
-    engine: Backend
-    admission: ProblemAdmission
     strict: bool = False
     contained: bool = False
     each_token: bool = False
     waiting: dict[int, tuple[Problem, SearchConfig]] = field(default_factory=dict)
-    under_way: UnderWay = field(default_factory=UnderWay)
     added: int = 0
-    expansions: Expansions = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.expansions = Expansions(
-            self.engine, self.admission, self.under_way, self.begin_decoding
-        )
-
-    @property
-    def active(self) -> dict[int, ActiveSearch]:
-        """The problems under way, by their numbers."""
-        return self.under_way.active
 
     @property
     def busy(self) -> bool:
@@ -100,12 +88,12 @@ class Driver:
         of it."""
         self.waiting.pop(index, None)
         if (active := self.active.pop(index, None)) is not None:
-            self.expansions.stop(active)
+            self.stop_decoding(active)
             try:
                 active.end()
             finally:
-                self._release([active])
-        self.under_way.withdraw(index)
+                self._free({active: active.retire(active.live)})
+        self.withdraw(index)
 
     def events(self) -> Events:
         """Do all that there is to do, then close."""
@@ -134,61 +122,76 @@ class Driver:
         """What the last pass has brought about: searches that end, and answers of tools."""
         for active in self.active.values():
             if not active.done and (why := active.overdue):
-                self.expansions.stop(active)
-                self._free(active, active.break_off(why))
+                self.stop_decoding(active)
+                self._free({active: active.break_off(why)})
         yield from self._end_done()
-        self.expansions.take_answers()
+        if self.tools is not None:
+            yield from end_steps(self, go_on(self, self.tools.answered()))
 
     def schedule(self) -> Work | None:
         """What goes on now, None for a token of all that decode."""
-        works = self.under_way.works
-        if not works:
-            if resting := self.under_way.resting():
+        if not self.works:
+            if resting := self.resting():
                 self.serve(resting)
             elif count := self.admission.count(len(self.active), len(self.waiting)):
                 self.start(list(islice(self.waiting, count)))
-        return works[0] if works else None
+        return self.works[0] if self.works else None
 
     def run(self, work: Work | None) -> Events:
         """Go on with it, for one pass at most."""
         if work is None:
-            yield from self.expansions.decode(self.each_token)
+            yield from self.decode()
             return
         for event in work.task:
             if event is None:
                 return
             yield event
-        if work in self.under_way.works:
-            self.under_way.works.remove(work)
+        if work in self.works:
+            self.works.remove(work)
+
+    def decode(self) -> list[tuple[int, Progress]]:
+        """A token of all that decode."""
+        batch = self.admission.batch
+        if self.tools is not None and self.tools.calling and not self.works and not len(batch):
+            self.tools.wait()
+            return []
+        try:
+            ended = batch.step()
+        except BranchRefused as refusal:
+            active = self.decoding[refusal.branch]
+            self.stop_decoding(active)
+            active.growing = {}
+            active.fail(RemoteError(str(refusal)))
+            return []
+        done = list(end_steps(self, go_on(self, ended))) if ended else []
+        if self.each_token:
+            writing = dict.fromkeys(self.decoding.values())
+            done += [(active.index, said) for active in writing if (said := active.writing())]
+        return done
 
     def serve(self, searches: list[ActiveSearch], tokens: int = 0) -> None:
         """Have the requests of these searches answered. tokens: that their verifier reads."""
         indices = {active.index for active in searches}
-        self.under_way.works.append(Work(self._answer(searches), indices, tokens))
+        self.works.append(Work(self._answer(searches), indices, tokens))
 
     def start(self, indices: Sequence[int], tokens: int = 0) -> None:
         """Have these problems begin. tokens: of their prompts."""
-        self.under_way.works.append(Work(self._begin(indices), set(indices), tokens, begins=True))
-
-    def begin_decoding(
-        self, active: ActiveSearch, children: list[Branch], step: Step, sampling: Sampling
-    ) -> None:
-        """Let new branches decode their step."""
-        self.admission.batch.add(children, step, sampling)
+        self.works.append(Work(self._begin(indices), set(indices), tokens, begins=True))
 
     def close(self) -> None:
         """Break off whatever is under way, and free all of it."""
-        self.expansions.clear()
+        for active in self.active.values():
+            self.stop_decoding(active)
         self.waiting.clear()
         try:
-            for work in self.under_way.works:
+            for work in self.works:
                 work.close()
-            self.under_way.works.clear()
+            self.works.clear()
             self.admission.batch.close()
         finally:
             searches = list(self.active.values())
             self.active.clear()
-            self._release(searches)
+            self._free({active: active.retire(active.live) for active in searches})
 
     # ------------------------------------------------------------ beginning and end
 
@@ -206,55 +209,36 @@ class Driver:
                 prompts[index] = config.template.tokens(problem.question, self.engine.tokenizer)
             except InvalidInput as error:
                 unusable[index] = error
-        tasks = self._roots(batch, prompts, unusable)
-        usable = [index for index in prompts if index not in unusable]
-        roots = [root for task in tasks for root in task.branches]
+
+        def rooted(indices: Sequence[int]) -> Task[list[Branch]]:
+            seeds = [batch[index][1].seed_of(batch[index][0]) for index in indices]
+            return self.engine.roots([prompts[index] for index in indices], seeds=seeds)
+
+        tasks = tasks_of(list(prompts), rooted, unusable.__setitem__)
+        roots = {i: root for task, of in tasks for i, root in zip(of, task.branches, strict=True)}
         begun = list[ActiveSearch]()
-        with on_failure(lambda: self.engine.release(roots[len(begun) :])):
-            for index, root in zip(usable, roots, strict=True):
+        with on_failure(lambda: self.engine.release(list(roots.values())[len(begun) :])):
+            for index, root in roots.items():
                 begun.append(self._search(index, root, *batch[index]))
         try:
             for index, why in unusable.items():
                 if why is not None and self.strict:
                     raise why
                 yield index, _unsolved(*batch[index], why)
-            for task in tasks:
+            for task, _ in tasks:
                 yield from task.passes()
         finally:
-            for task in tasks:
+            for task, _ in tasks:
                 task.close()
         for active in begun:
             if not active.over:
                 active.begin()
 
-    def _roots(
-        self,
-        batch: Mapping[int, tuple[Problem, SearchConfig]],
-        prompts: Mapping[int, list[int]],
-        unusable: dict[int, InvalidInput | None],
-    ) -> list[Task[list[Branch]]]:
-        """What makes a root for each prompt; each by itself where not all of them can be used."""
-        if not prompts:
-            return []
-        seeds = [batch[index][1].seed_of(batch[index][0]) for index in prompts]
-        try:
-            return [self.engine.roots(list(prompts.values()), seeds=seeds)]
-        except InvalidInput as error:
-            if len(prompts) == 1:
-                unusable |= dict.fromkeys(prompts, error)
-                return []
-        alone = ({index: prompt} for index, prompt in prompts.items())
-        return [task for one in alone for task in self._roots(batch, one, unusable)]
-
     def _search(
         self, index: int, root: Branch, problem: Problem, config: SearchConfig
     ) -> ActiveSearch:
-        case = config.case(problem)
-        steps = steps_of(config.search, root, case)
-        active = ActiveSearch(problem, index, root, case, steps, config, self.contained)
-        active.record(root, None)
-        chat = Chat(config.template, (), len(root.tokens))
-        active.begin_turn(root, chat, self.engine.tokenizer)
+        tokenizer = self.engine.tokenizer
+        active = ActiveSearch(problem, index, root, config, tokenizer, self.contained)
         self.active[index] = active
         return active
 
@@ -263,24 +247,24 @@ class Driver:
         for active in [a for a in self.active.values() if a.done and not a.growing]:
             active.close()
             if active.done:
-                result = active.result(self.engine.tokenizer)
-                self._release([active])
+                result = active.result()
+                self._free({active: active.retire(active.live)})
                 result.error = active.error
                 del self.active[active.index]
-                self.under_way.withdraw(active.index)
+                self.withdraw(active.index)
                 self.admission.note_end()
                 yield active.index, active.progress("finished", result=result)
 
-    def _release(self, searches: Sequence[ActiveSearch]) -> None:
-        """Free what these problems still hold; the engine first, whatever the verifiers do."""
-        retired = {active: active.retire(list(active.live)) for active in searches}
+    def _free(self, retired: Mapping[ActiveSearch, Sequence[Branch]]) -> None:
+        """Free these branches: the engine first, whatever the verifiers do. A verifier that cannot
+        let go of them fails its problem."""
         self.engine.release([branch for branches in retired.values() for branch in branches])
         for active, branches in retired.items():
-            _forget(active, branches)
-
-    def _free(self, active: ActiveSearch, branches: Sequence[Branch]) -> None:
-        self.engine.release(branches)
-        _forget(active, branches)
+            try:
+                active.config.rater.released(branches)
+            except VerifierError as error:
+                if active.error is None:
+                    active.fail(error)
 
     # ------------------------------------------------------------ requests
 
@@ -298,19 +282,9 @@ class Driver:
     def let_go(self, active: ActiveSearch) -> None:
         """Free the branches that a search needs no more, until it asks for something else."""
         while isinstance(active.request, Release):
-            self._free(active, active.released(active.request.branches))
+            self._free({active: active.released(active.request.branches)})
             if active.request is not None:
                 active.advance(None)
-
-
-def _forget(active: ActiveSearch, branches: Sequence[Branch]) -> None:
-    """Tell the verifier that these branches are gone. One that cannot let go of them fails its
-    problem."""
-    try:
-        active.config.rater.released(branches)
-    except VerifierError as error:
-        if active.error is None:
-            active.fail(error)
 
 
 def _unsolved(problem: Problem, config: SearchConfig, why: InvalidInput | None) -> Progress:

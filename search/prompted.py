@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from search.active_search import ActiveSearch, Chat
-from search.under_way import PassEvents
+from search.under_way import PassEvents, UnderWay
 from ttc.backend import Backend
 from ttc.branch import Branch
 from ttc.errors import InvalidInput
@@ -16,19 +15,19 @@ from ttc.results import Progress
 from ttc.text.chat import following
 
 
-def vary(driver: Any, requests: Sequence[tuple[ActiveSearch, Vary]]) -> PassEvents:
+def vary(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Vary]]) -> PassEvents:
     """Answers to `Vary`: children of the root whose prompts are phrased otherwise, or have
     hints."""
     for active, request in requests:
         if not active.over:
-            yield from _varied(driver.engine, active, request)
+            yield from _varied(run.engine, active, request)
 
 
-def hand_on(driver: Any, requests: Sequence[tuple[ActiveSearch, Handoff]]) -> PassEvents:
+def hand_on(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Handoff]]) -> PassEvents:
     """Answers to `Handoff`: the same conversations, in another model's tokens."""
     for active, request in requests:
         if not active.over:
-            yield _handed_on(driver.engine, active, request)
+            yield _handed_on(run.engine, active, request)
 
 
 def _varied(engine: Backend, active: ActiveSearch, request: Vary) -> PassEvents:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from search.active_search import ActiveSearch
 from search.rating import aggregate
-from search.under_way import PassEvents
+from search.under_way import PassEvents, UnderWay
 from ttc.backend import Backend
 from ttc.errors import VerifierError
 from ttc.protocols import Rate
@@ -22,14 +21,14 @@ StepScores = list[list[float]]
 """The step scores of each branch of one request."""
 
 
-def rate(driver: Any, requests: RateRequests) -> PassEvents:
+def rate(run: UnderWay, requests: RateRequests) -> PassEvents:
     """Answers to `Rate`: scores for all that one verifier rates, in one call where none of them
     fails."""
     alike: dict[int, list[tuple[ActiveSearch, Rate]]] = defaultdict(list)
     for active, request in requests:
         alike[id(active.config.rater.verifier)].append((active, request))
     for together in alike.values():
-        yield from _rate(driver.engine, together)
+        yield from _rate(run.engine, together)
 
 
 def price(engine: Backend, active: ActiveSearch, request: Rate) -> int:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal
 
+from search.active_search import StepParts
 from ttc.backend import Backend
 from ttc.branch import Branch, ThoughtClosed
 from ttc.step import Step, Thinking
 from ttc.text.chat import decoded
 from ttc.text.thoughts import Thoughts
-
-StepParts = Generator[Any, None, None]
-"""What a branch does next: decodes a `Step`, is given the tokens of a list, which close its
-thought, or waits for the answers of its `search.tools.steps.ToolCalls`. The step is over at the
-end."""
-
 
 CALL_TOKENS = 512
 """So many tokens beyond its limit a thought may have to end a call of a tool."""
@@ -80,7 +75,9 @@ class StepInParts:
         closes, wrote = self._spent, False
         while True:
             if closes:
+                end = len(branch.tokens)
                 yield self.closing
+                branch.thinking_ended = end
                 if self.limit != 0:
                     branch.thought_closed = why
                 if (self.cut is not None and wrote) or self._at_end:

@@ -13,6 +13,7 @@ from search.active_search import ActiveSearch
 from search.admission import PROBLEMS, ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
+from search.expansions import begin_children
 from search.rates import price
 from search.under_way import Events, Work
 from ttc.backend import Backend
@@ -124,12 +125,12 @@ class FairDriver(Driver):
     def schedule(self) -> Work | None:
         self._take_on()
         self._seat()
-        if not self.under_way.works or (self.expansions.decoding and not self.decoded):
+        if not self.works or (self.decoding and not self.decoded):
             self.decoded = True
             return None
         self.decoded = False
         self.oldest = not self.oldest
-        work = self.under_way.works[0] if self.oldest else min(self.under_way.works, key=self._rank)
+        work = self.works[0] if self.oldest else min(self.works, key=self._rank)
         self.long_passes += work.tokens > SHORT
         return work
 
@@ -137,16 +138,16 @@ class FairDriver(Driver):
         """What comes first of several works: short prompts, as somebody waits for a first token;
         then the shortest, but for the oldest, which has passes of its own."""
         urgent = work.begins and work.tokens <= SHORT * len(work.indices)
-        return not urgent, work is self.under_way.works[0], work.tokens
+        return not urgent, work is self.works[0], work.tokens
 
     # ------------------------------------------------------------ what begins
 
     def _take_on(self) -> None:
         """Have requests answered and problems begun: what needs no pass at once, a long prompt or
         rating by itself, the others in pieces."""
-        at_work = {index for work in self.under_way.works for index in work.indices}
+        at_work = {index for work in self.works for index in work.indices}
         together = dict[ActiveSearch, int]()
-        for active in self.under_way.resting():
+        for active in self.resting():
             if active.index in at_work:
                 continue
             self.let_go(active)
@@ -154,7 +155,7 @@ class FairDriver(Driver):
             if active.over or active.request is None:
                 continue
             if isinstance(active.request, Expand):
-                self.expansions.answer(active, active.request)
+                begin_children(self, active, active.request)
             elif isinstance(active.request, Vary) or tokens > SHORT:
                 self.serve([active], tokens)
             else:
@@ -231,7 +232,7 @@ class FairDriver(Driver):
     def _seat(self) -> None:
         """Give rows to branches that wait for them, in turn, and spare rows where the next ones
         have to wait."""
-        decoding = self.expansions.decoding
+        decoding = self.decoding
         self.unseated = [group for group in self.unseated if group.children[0] in decoding]
         if not self.unseated:
             return

@@ -211,7 +211,7 @@ class Service:
     @property
     def decoding(self) -> int:
         """Branches whose step is under way."""
-        return sum(len(group.driver.expansions.decoding) for group in self.groups)
+        return sum(len(group.driver.decoding) for group in self.groups)
 
     # ------------------------------------------------------------ in the thread
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from search.active_search import ActiveSearch
 from search.tools.steps import ToolCalls, ToolRun
 from ttc.backend import Backend
 from ttc.branch import Branch
@@ -43,29 +41,28 @@ class ToolAnswers:
     some_done: threading.Event = field(default_factory=threading.Event)
     logged: set[str] = field(default_factory=set)
 
-    def calls_of(self, child: Branch, chat: ToolChat, backend: Backend) -> ToolCalls:
-        """What lets a step of the branch call tools."""
-        return ToolCalls(child, chat, backend)
+    def calls_of(
+        self, child: Branch, chat: ToolChat, backend: Backend, made: dict[str, ToolRun]
+    ) -> ToolCalls:
+        """What lets a step of the branch call tools. made: the calls of its problem so far."""
+        return ToolCalls(child, chat, backend, made)
 
-    def call(self, active: ActiveSearch, child: Branch, asked: ToolCalls) -> None:
+    def call(self, child: Branch, asked: ToolCalls) -> None:
         """Have the calls of a branch answered; equal calls of a problem are made once."""
         for call in asked.calls:
-            if (run := active.tool_runs.get(call.key)) is None or call.error:
+            if (run := asked.made.get(call.key)) is None or call.error:
                 run = self._start(asked.chat.tools, call)
-            asked.runs.append(run if call.error else active.tool_runs.setdefault(call.key, run))
+            asked.runs.append(run if call.error else asked.made.setdefault(call.key, run))
         self.calling[child] = asked
 
-    def answered(
-        self, searches: Mapping[Branch, ActiveSearch]
-    ) -> dict[ActiveSearch, dict[Branch, ToolCalls]]:
+    def answered(self) -> list[Branch]:
         """The branches whose calls have all been answered."""
-        taken: dict[ActiveSearch, dict[Branch, ToolCalls]] = defaultdict(dict)
         if self.calling:
             self._look()
-        for child, asked in list(self.calling.items()):
-            if asked.done:
-                taken[searches[child]][child] = self.calling.pop(child)
-        return taken
+        done = [child for child, asked in self.calling.items() if asked.done]
+        for child in done:
+            del self.calling[child]
+        return done
 
     def wait(self) -> None:
         self.some_done.wait(LOOK_S)

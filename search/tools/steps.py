@@ -10,7 +10,6 @@ from typing import Any
 
 from ttc.backend import Backend
 from ttc.branch import Branch
-from ttc.errors import ContextExceeded
 from ttc.step import Step
 from ttc.text.chat import decoded, following
 from ttc.text.encodable import encodable
@@ -54,7 +53,8 @@ class ToolRun:
 class ToolCalls:
     """The calls of tools in the step of one branch.
 
-    calls, runs, texts: those that it waits for, the work on each, and what the branch is told.
+    made: the calls of its problem, by what is called.
+    calls, runs: those that it waits for, and the work on each.
     eos: whether the model's turn ended with them.
     start, told: the places where the first of them begins, and the answers do.
     """
@@ -62,12 +62,12 @@ class ToolCalls:
     branch: Branch
     chat: ToolChat
     backend: Backend
+    made: dict[str, ToolRun]
     calls: list[Written] = field(default_factory=list)
     runs: list[ToolRun] = field(default_factory=list)
     eos: bool = False
     start: int = 0
     told: int = 0
-    texts: list[str] = field(default_factory=list)
 
     def until(self, part: Step) -> Step:
         """A part of the step that ends with a call too."""
@@ -81,9 +81,10 @@ class ToolCalls:
         self.calls = self._calls(self.eos)
         return bool(self.calls)
 
-    def answered(self, over: bool) -> Generator[ToolCalls, None, bool]:
-        """Wait for the answers, which the branch is given meanwhile. False where the calls are the
-        caller's to make, and the step is over. over: whether it would be without them."""
+    def answered(self, over: bool) -> Generator[Any, None, bool]:
+        """Wait for the answers, and have the branch given them. False where the step is over: the
+        calls are the caller's to make, or there is no room for the answers. over: whether it would
+        be without them."""
         branch, known = self.branch, self.chat.tools.by_name
         branch.usage.tool_calls += len(self.calls)
         if any(call.name in known and known[call.name].run is None for call in self.calls):
@@ -93,10 +94,17 @@ class ToolCalls:
             branch.resume_step()
         branch.reopen()
         yield self
-        thoughts = branch.thoughts
-        turned = self.chat.turns and thoughts is not None
-        opened = thoughts.begun(branch.tokens) if turned and thoughts is not None else None
-        self._note(self.texts, self.runs, opened)
+        texts = [self._shortened(run.answer) for run in self.runs]
+        tokens = self._told(texts)
+        room = self.backend.context_left(branch)
+        if room is not None and len(tokens) >= room:
+            branch.finish_reason = "context"
+            branch.end_step("context")
+            return False
+        yield tokens
+        thoughts = branch.thoughts if self.chat.turns else None
+        opened = None if thoughts is None else thoughts.begun(branch.tokens)
+        self._note(texts, self.runs, opened)
         self.calls, self.runs = [], []
         return True
 
@@ -151,22 +159,11 @@ class ToolCalls:
     def done(self) -> bool:
         return all(run.done for run in self.runs)
 
-    def answers(self) -> list[int]:
-        """What the branch is told, as tokens: the answers, and the start of the model's next turn.
-
-        Raises ContextExceeded where there is no room for it.
-        """
-        self.texts = [self._shortened(run.answer) for run in self.runs]
+    def _told(self, texts: Sequence[str]) -> list[int]:
+        """What the branch is told: the answers, and the start of the model's next turn."""
         ended = self.branch.tokens[self.told - 1 : self.told] if self.eos else []
         last = whole_text(self.backend.tokenizer, ended)
-        text = self.chat.after(self.calls, self.texts, last)
-        tokens = following(text, self.backend.tokenizer)
-        room = self.backend.context_left(self.branch)
-        if room is not None and len(tokens) >= room:
-            raise ContextExceeded(
-                f"the answers of tools take {len(tokens)} tokens, {room} are left"
-            )
-        return tokens
+        return following(self.chat.after(self.calls, texts, last), self.backend.tokenizer)
 
     def _shortened(self, answer: str) -> str:
         tools, whole = self.chat.tools, len(answer) <= self.chat.tools.answer_chars

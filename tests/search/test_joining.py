@@ -143,7 +143,7 @@ def test_whoever_is_cancelled_at_any_step_is_freed_at_once(backend: str) -> None
         number = add(driving, 3, "1")
         run(driving, steps, {})
         driving.cancel(number)
-        assert not driving.busy and not driving.expansions.decoding
+        assert not driving.busy and not driving.decoding
         assert list(driving.step()) == []
         if isinstance(engine, Engine):
             assert_nothing_left(engine, [])

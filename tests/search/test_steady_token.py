@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from search import BeamSearch, solve
-from search.expansions import Expansions
+from search.driver import Driver
 from ttc import Engine
 from ttc.model.compiled.fused_runner import FusedRunner
 from verifiers import ArithmeticVerifier
@@ -22,16 +22,16 @@ ROOMS = tuple(str(ROOT / name) for name in ("ttc", "search", "verifiers"))
 
 
 class Calls:
-    """The Python functions that each call of `Expansions.decode` calls, and how many rows decode
+    """The Python functions that each call of `Driver.decode` calls, and how many rows decode
     in it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.steps: list[tuple[int, list[str]]] = []
         self.names: set[str] = set()
-        decode = Expansions.decode
+        decode = Driver.decode
 
-        def counted(expansions: Expansions, each_token: bool) -> Any:
-            rows, files = len(expansions.decoding), list[str]()
+        def counted(driver: Driver) -> Any:
+            rows, files = len(driver.decoding), list[str]()
 
             def note(frame: FrameType, event: str, _: Any) -> None:
                 if event == "call":
@@ -40,12 +40,12 @@ class Calls:
 
             sys.setprofile(note)
             try:
-                return decode(expansions, each_token)
+                return decode(driver)
             finally:
                 sys.setprofile(None)
                 self.steps.append((rows, files))
 
-        monkeypatch.setattr(Expansions, "decode", counted)
+        monkeypatch.setattr(Driver, "decode", counted)
 
     def steady(self, rows: int) -> list[str]:
         """The files of the functions in the most frequent kind of step with so many rows."""
@@ -73,5 +73,5 @@ def test_a_steady_token_of_a_beam_search_is_few_calls_as_the_drawing_has_them(
     text = (ROOT / "docs" / "architecture.md").read_text()
     (drawing,) = re.findall(r"## The walk of a token.*?```(.*?)```", text, re.DOTALL)
     named = set(re.findall(r"\b(?:[A-Z]\w+\.\w+|draw_tokens|queue_draw|draw_compiled)\b", drawing))
-    outside = {"Driver.events", "Driver.step", "Expansions.decode"}  # they call what is counted
+    outside = {"Driver.events", "Driver.step", "Driver.decode"}  # they call what is counted
     assert len(named) > 12 and named - outside <= calls.names

@@ -153,7 +153,7 @@ def test_a_short_request_does_not_wait_for_long_prompts() -> None:
 def test_those_that_decode_get_a_token_between_two_passes_of_a_prompt() -> None:
     counted = Counted()
     writing = counted.add(Greedy(max_tokens=10), "hi", "small")
-    while not counted.driver.expansions.decoding:
+    while not counted.driver.decoding:
         counted.step()
     counted.add(Greedy(max_tokens=1), LONG[0], "large")
     assert counted.passes_until(writing) <= 2 * 10 + 1
@@ -198,7 +198,7 @@ def test_a_long_rating_does_not_keep_others_waiting() -> None:
     request is answered in the middle of it."""
     counted, search, one = Counted(), BestOfN(n=3, max_tokens=4), Greedy(max_tokens=1)
     rated = counted.add(search, "rate me", "large", Rereads())
-    while not counted.driver.under_way.works or not counted.driver.under_way.works[0].tokens > 900:
+    while not counted.driver.works or not counted.driver.works[0].tokens > 900:
         counted.step()
     writing = counted.add(Greedy(max_tokens=10), "hi", "small")
     assert counted.passes_until(writing) <= 2 * 10 + 4

@@ -149,12 +149,7 @@ def test_64_clients_get_right_texts_and_leave_nothing() -> None:
         found.wait_until_free()
         found.wait_until(lambda: not state.connections and not state.tasks)
         driver = found.api.service.main.driver
-        assert (
-            not driver.busy
-            and not driver.origins
-            and not driver.under_way.works
-            and not driver.unseated
-        )
+        assert not driver.busy and not driver.origins and not driver.works and not driver.unseated
         assert not len(driver.admission.batch) and not found.api.service.suspects
         gc.collect()
         assert not len(found.engine.live) and not found.engine.runtime.under_way

@@ -20,6 +20,7 @@ from ttc import Branch, InvalidInput
 from ttc.results import Result
 from ttc.tool_calls import Written
 from ttc.tools.base import Tools
+from ttc.tools.chat import ToolChat
 from ttc.tools.formats import from_json
 
 SEARCHES = all_searches()
@@ -259,6 +260,26 @@ def test_an_answer_without_room_in_the_context_finishes_the_branch() -> None:
 
 
 # ---------------------------------------------------------------- faults
+
+
+def test_a_call_that_the_template_refuses_fails_its_problem_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> str:
+        raise InvalidInput("the template takes no such call")
+
+    monkeypatch.setattr(ToolChat, "after", refuse)
+
+    def script(branch: Branch) -> str:
+        calls = "x" in "".join(map(chr, branch.tokens[: branch.prompt_length]))
+        return "a70" if calls else "b0"
+
+    backend = Scripted(script)
+    called, other = solve(
+        SelfConsistency(n=2), problem=["x", "y"], engine=backend, tools=counting()
+    )
+    assert "the template takes no such call" in str(called.error) and not backend.live
+    assert other.error is None and other.branches[0].text == "b0"
 
 
 def answered(run_tool: Any, text: str = "a70", **limits: Any) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from search.base import Case, Request, Search, SearchSteps, check_request
+from search.base import Case, Request, Search, SearchSteps, StepParts, check_request
 from search.budget import Budget, Spending
 from search.config import SearchConfig
 from search.recorded_tree import RecordedTree, pruned
@@ -23,11 +23,6 @@ from ttc.step import Step, Thinking
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import check_branches
 from ttc.usage import Usage
-
-StepParts = Generator[Any, None, None]
-"""What a branch does next in its step: it decodes a `Step`, is given the tokens of a list, or waits
-for the answers of its `search.tools.steps.ToolCalls`. The step is over at the end, or where there
-is no room for given tokens."""
 
 USES = {Append: "appended to", Handoff: "handed on", Rate: "rated", Expand: "expanded"}
 """What a search has done with the branches of a request, in the words of a message."""

@@ -38,6 +38,11 @@ Request = Vary | Expand | Append | Handoff | Rate | Release
 SearchSteps = Generator[Request, Any, list[Branch]]
 """Yields requests, receives their answers, returns the candidates that are left."""
 
+StepParts = Generator[Any, None, None]
+"""What a branch does next in its step: it decodes a `Step`, is given the tokens of a list, or waits
+for the answers of its `search.tools.steps.ToolCalls`. The step is over at the end, or where there
+is no room for given tokens."""
+
 
 @dataclass(frozen=True)
 class Case:

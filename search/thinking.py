@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal
 
-from search.active_search import StepParts
+from search.base import StepParts
 from ttc.backend import Backend
 from ttc.branch import Branch, ThoughtClosed
 from ttc.step import Step, Thinking

@@ -4,7 +4,7 @@ values."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from ttc.tree.branch import Substitution
 from ttc.usage import Usage
 
 if TYPE_CHECKING:
+    from ttc.text.roles import Message
     from ttc.tool_calls import ToolCall
 
 Status = Literal["root", "expanded", "pruned", "kept", "finished"]
@@ -28,12 +29,32 @@ Did = Literal["prompted", "wrote", "expanded", "appended", "rated", "finished"]
 @dataclass(frozen=True)
 class Problem:
     """One question. `answer` is the gold answer where one is known; no search or verifier reads
-    it."""
+    it. messages: the chat that the question is part of, None where it stands alone."""
 
     question: str
     id: str = ""
     answer: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] | None = None
+
+    @classmethod
+    def of_chat(cls, messages: Sequence[Message], name: str = "messages", **more: Any) -> Problem:
+        """A chat that ends with a message of the user or of a tool. Its question, for verifiers and
+        for what a search asks by itself, is the user's last message.
+
+        name: what errors call the messages. more: the other fields. Raises InvalidInput for a
+        message that is none, with its number and key.
+        """
+        from ttc.text.conversation import question_of, read_messages
+
+        read = read_messages(messages, name)
+        return cls(question_of(read), messages=read, **more)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        if self.messages is None:
+            del values["messages"]
+        return values
 
 
 @dataclass
@@ -212,7 +233,7 @@ class Result:
         such."""
         by_model = {name: usage.to_dict() for name, usage in self.usage_by_model.items()}
         return {
-            "problem": asdict(self.problem),
+            "problem": self.problem.to_dict(),
             "best": None if self.best is None else list(self.best.path),
             "branches": [branch.to_dict() for branch in self.branches],
             "answer": self.answer,

@@ -20,6 +20,7 @@ BETWEEN = "\n\n"
 """Stands between texts that become one message."""
 
 INSTRUCTING = ("system", "developer")
+ROLES = (*INSTRUCTING, "user", "assistant", "tool")
 
 
 def fitted(

@@ -26,7 +26,7 @@ from ttc.errors import InvalidInput, number_of, on_failure, refuse
 from ttc.results import Problem, Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.task import one_at_a_time
-from ttc.text.roles import Message
+from ttc.text.roles import Message, Messages
 
 SEEDS = 2**31
 """Seeds of trials are below it, as those of most generators have to be."""
@@ -89,7 +89,8 @@ class AskTell:
         backend = AskedBackend(self._desk, models)
         options = replace(options, verifier=verifier, cancel=self._stopped)
         self._driver = Driver(backend, ProblemAdmission.of(backend), strict=True)
-        self._index = self._driver.add(problem, SearchConfig.of(search, backend, options))
+        config = SearchConfig.of(search, backend, options).for_problem(problem, backend)
+        self._index = self._driver.add(problem, config)
         self._go_on()
         if self._checkpoint is not None and (left := sorted(self._desk.before)):
             raise InvalidInput(
@@ -224,7 +225,7 @@ class AskTell:
 def ask_tell(
     search: Search,
     *,
-    problem: str | Problem,
+    problem: str | Problem | Messages,
     checkpoint: str | os.PathLike[str] | None = None,
     models: Sequence[str] = (),
     **options: Unpack[SolveKeywords],

@@ -14,19 +14,24 @@ from search.options import CallKeywords, Cancel, SolveKeywords, check_cancel
 from search.solving import solve, stream
 from ttc.backend import Backend
 from ttc.results import Problem, Progress, Result
+from ttc.text.roles import Messages
 
 T = TypeVar("T")
 
 
 @overload
 async def asolve(
-    search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[CallKeywords]
+    search: Search,
+    *,
+    problem: str | Problem | Messages,
+    engine: Backend,
+    **options: Unpack[CallKeywords],
 ) -> Result: ...
 @overload
 async def asolve(
     search: Search,
     *,
-    problem: Sequence[Problem] | list[str],
+    problem: Sequence[Problem] | list[str] | Sequence[Messages],
     engine: Backend,
     **options: Unpack[CallKeywords],
 ) -> list[Result]: ...
@@ -49,7 +54,7 @@ async def asolve(
 async def astream(
     search: Search,
     *,
-    problem: str | Problem,
+    problem: str | Problem | Messages,
     engine: Backend,
     tokens: bool = False,
     **options: Unpack[SolveKeywords],

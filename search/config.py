@@ -71,13 +71,37 @@ class SearchConfig:
         template = (options.template or PromptTemplate()).asking(
             reader.kind if reader.extract is None else "text"
         )
+        limited = not engine.writes_ahead
+        config = cls(
+            search,
+            options,
+            template,
+            reader,
+            thoughts,
+            limited=limited,
+            stops_loops=_stops_loops(search.stop_loops, engine, limited, thoughts),
+            grammar=grammar,
+            models=tuple(engine.models),
+        )
+        return config._prompted(template, engine)
+
+    def for_problem(self, problem: Problem, engine: Backend) -> SearchConfig:
+        """The same with the prompt of a problem that is a chat. Raises InvalidInput as `of`."""
+        if problem.messages is None:
+            return self
+        from ttc.text.conversation import Conversation
+
+        return self._prompted(Conversation.of(problem.messages, self.options.template), engine)
+
+    def _prompted(self, template: PromptTemplate, engine: Backend) -> SearchConfig:
+        """With a template, its thinking switched and tools told of, and what depends on that."""
+        search, options = self.search, self.options
         closes = False
         if search.thinking != "auto":
             from ttc.text.thinking_switch import switched
 
-            template, closes = switched(template, search.thinking, engine.tokenizer, thoughts)
-        limited = not engine.writes_ahead
-        if closes and not limited:
+            template, closes = switched(template, search.thinking, engine.tokenizer, self.thoughts)
+        if closes and not self.limited:
             raise InvalidInput(
                 "thinking=off, and the chat template has no switch for it; on this server no "
                 "thought can be ended, so use a model whose template has one, or thinking=auto"
@@ -90,20 +114,8 @@ class SearchConfig:
                 )
             chat = handler("tool_use", "chat").of(options.tools, template, engine.tokenizer)
             template = chat.template
-        return cls(
-            search,
-            options,
-            template,
-            reader,
-            thoughts,
-            () if options.has_grammar else template.ends(engine.tokenizer),
-            closes=closes,
-            limited=limited,
-            stops_loops=_stops_loops(search.stop_loops, engine, limited, thoughts),
-            tools=chat,
-            grammar=grammar,
-            models=tuple(engine.models),
-        )
+        stops = () if options.has_grammar else template.ends(engine.tokenizer)
+        return replace(self, template=template, stops=stops, closes=closes, tools=chat)
 
     @property
     def rater(self) -> Rater:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypedDict, Unpack
 
@@ -203,22 +203,43 @@ def as_strings(name: str, given: Any) -> tuple[str, ...]:
     return strings
 
 
+def is_one(given: Any) -> bool:
+    """Whether this is one problem and no list of them: a list with a message is a conversation."""
+    return isinstance(given, str | Problem) or any(
+        isinstance(one, Mapping) for one in (given if isinstance(given, list | tuple) else ())
+    )
+
+
 def as_problem(given: Any) -> Problem:
-    if isinstance(given, str):
-        return Problem(given)
     if isinstance(given, Problem):
         return given
+    if isinstance(given, str):
+        return Problem(given)
+    if is_one(given):
+        return Problem.of_chat(given, "problem")
     raise InvalidInput(
-        f"problem is of type {type(given).__name__}; give the question as a string, or a "
-        "Problem(question=...)"
+        f"problem is of type {type(given).__name__}; give the question as a string, a "
+        "Problem(question=...), or one conversation as a list of messages, [{'role': 'user', "
+        "'content': ...}]"
     )
 
 
 def as_problems(given: Any) -> list[Problem]:
     """A list of problems; a dictionary would be read as its keys."""
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes) or is_one(given):
+        kind = "one conversation" if is_one(given) else f"of type {type(given).__name__}"
         raise InvalidInput(
-            f"problem is of type {type(given).__name__}; give a question, a Problem(question=...), "
-            "or a list of them"
+            f"problem is {kind}; give a question, a Problem(question=...), or a list of them, or "
+            "of conversations"
         )
+    chats = [one for one in given if isinstance(one, list | tuple)]
+    if chats and len(chats) < len(given):
+        other = next(place for place, one in enumerate(given) if not isinstance(one, list | tuple))
+        raise InvalidInput(
+            f"problem[{other}] is of type {type(given[other]).__name__}, and others are "
+            "conversations; give a list of one kind (a conversation among problems is a "
+            "Problem.of_chat(messages))"
+        )
+    if chats:
+        return [Problem.of_chat(chat, f"problem[{place}]") for place, chat in enumerate(given)]
     return [problem if isinstance(problem, Problem) else Problem(problem) for problem in given]

@@ -18,6 +18,7 @@ from ttc.protocols import Aggregation, Forgets, Priced, Verifier
 from ttc.results import Problem
 from ttc.sampling import Sampling
 from ttc.task import Passes, all_of
+from ttc.text.conversation import Conversation
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import by_model
 
@@ -169,6 +170,8 @@ def try_verifier(
     check_needs(verifier, engine)
     asked = Problem(problem) if isinstance(problem, str) else problem
     rater, branches = Rater(verifier), list[Branch]()
+    if asked.messages is not None:
+        template = Conversation.of(asked.messages, template)
     prompt = (template or PromptTemplate()).tokens(asked.question, engine.tokenizer)
     try:
         branches.append(engine.root(prompt))

@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Unpack, overload
+from typing import Any, Unpack, overload
 
 from search.admission import ProblemAdmission
 from search.base import Search
@@ -20,12 +20,14 @@ from search.options import (
     as_problems,
     check_concurrency,
     check_keywords,
+    is_one,
 )
 from search.under_way import Events
 from ttc.backend import Backend
 from ttc.checks import check_flag, check_kind
 from ttc.protocols import misfit
 from ttc.results import Problem, Progress, Result
+from ttc.text.roles import Messages
 
 Engines = Backend | Mapping[str, Backend]
 """A backend, or several side by side, each by the name of its model."""
@@ -33,20 +35,24 @@ Engines = Backend | Mapping[str, Backend]
 
 @overload
 def solve(
-    search: Search, *, problem: str | Problem, engine: Engines, **options: Unpack[CallKeywords]
+    search: Search,
+    *,
+    problem: str | Problem | Messages,
+    engine: Engines,
+    **options: Unpack[CallKeywords],
 ) -> Result: ...
 @overload
 def solve(
     search: Search,
     *,
-    problem: Sequence[Problem] | list[str],
+    problem: Sequence[Problem] | list[str] | Sequence[Messages],
     engine: Engines,
     **options: Unpack[CallKeywords],
 ) -> list[Result]: ...
 def solve(
     search: Search,
     *,
-    problem: str | Problem | Sequence[str | Problem],
+    problem: Any,
     engine: Engines,
     concurrency: int | None = None,
     max_rows: int | None = None,
@@ -56,6 +62,11 @@ def solve(
 ) -> Result | list[Result]:
     """Run `search` on one problem, or on a list of problems that decode in one batch.
 
+    problem: a question, a `Problem`, or a conversation, which gives one Result; or a list of these
+        of one kind. A list whose items are messages, as {"role": "user", "content": "..."}, is one
+        conversation, and a list whose items are lists of messages holds several; any other list
+        holds problems. A conversation ends with the user's message or a tool's, and is sent as the
+        chat template writes it, without words of ours (see `ttc.text.conversation`).
     engine: what the searches run on, a `ttc.Engine` or another backend; several by their names, as
         {"small": engine, "large": remote}, for searches that hand branches from one to another.
         The first one reads the prompt. verifier: what rates
@@ -108,7 +119,7 @@ def solve(
     check_keywords(solve, options)
     engine = _one_backend(engine)
     config = _config(search, engine, SolveOptions.of(**options))
-    single = isinstance(problem, str | Problem)
+    single = is_one(problem)
     problems = [as_problem(problem)] if single else as_problems(problem)
     results: dict[int, Result] = {}
     events = _events(engine, config, problems, concurrency, max_rows, strict=single)
@@ -128,7 +139,7 @@ def solve(
 def solve_each(
     search: Search,
     *,
-    problems: Sequence[str | Problem],
+    problems: Sequence[str | Problem | Messages],
     engine: Engines,
     concurrency: int | None = None,
     max_rows: int | None = None,
@@ -149,7 +160,7 @@ def solve_each(
 def results_of(
     engine: Backend,
     config: SearchConfig,
-    problems: Sequence[str | Problem],
+    problems: Sequence[str | Problem | Messages],
     concurrency: int | None = None,
     max_rows: int | None = None,
 ) -> Generator[Result, None, None]:
@@ -172,7 +183,7 @@ def _results(events: Events) -> Generator[Result, None, None]:
 def stream(
     search: Search,
     *,
-    problem: str | Problem,
+    problem: str | Problem | Messages,
     engine: Engines,
     tokens: bool = False,
     **options: Unpack[SolveKeywords],
@@ -217,9 +228,11 @@ def _events(
     )
     repeats = Counter[str]()
     for problem in problems:
-        repeat = 0 if problem.id else repeats[str(problem.question)]
-        repeats[str(problem.question)] += not problem.id
-        driver.add(problem, replace(config, repeat=repeat) if repeat else config)
+        asked = str(problem.question if problem.messages is None else problem.messages)
+        repeat = 0 if problem.id else repeats[asked]
+        repeats[asked] += not problem.id
+        its = config.for_problem(problem, engine)
+        driver.add(problem, replace(its, repeat=repeat) if repeat else its)
     yield from driver.events()
 
 

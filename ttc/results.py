@@ -4,17 +4,17 @@ values."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ttc.branch import Branch, ThoughtClosed
-from ttc.errors import number_of, refusing
+from ttc.errors import InvalidInput, number_of, refusing
 from ttc.tree.branch import Substitution
 from ttc.usage import Usage
 
 if TYPE_CHECKING:
-    from ttc.text.roles import Message
+    from ttc.text.roles import Messages
     from ttc.tool_calls import ToolCall
 
 Status = Literal["root", "expanded", "pruned", "kept", "finished"]
@@ -35,10 +35,23 @@ class Problem:
     id: str = ""
     answer: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    messages: tuple[Message, ...] | None = None
+    messages: Messages | None = None
+
+    def __post_init__(self) -> None:
+        if self.messages is None:
+            return
+        from ttc.text.conversation import question_of, read_messages
+
+        messages = read_messages(self.messages, "messages")
+        if self.question != question_of(messages):
+            raise InvalidInput(
+                f"the question {self.question!r:.80} is not the last message of the user, "
+                f"{question_of(messages)!r:.80}; make the problem by Problem.of_chat(messages)"
+            )
+        object.__setattr__(self, "messages", messages)
 
     @classmethod
-    def of_chat(cls, messages: Sequence[Message], name: str = "messages", **more: Any) -> Problem:
+    def of_chat(cls, messages: Messages, name: str = "messages", **more: Any) -> Problem:
         """A chat that ends with a message of the user or of a tool. Its question, for verifiers and
         for what a search asks by itself, is the user's last message.
 

@@ -8,7 +8,6 @@ from secrets import randbelow
 from typing import Any, ClassVar
 
 from experiments.runs.grading import AnswerReading
-from experiments.server.conversation import Conversation
 from experiments.server.refusal import Refusal
 from experiments.server.requests import Body, ChatBody, CompletionBody, check_most
 from search import Search
@@ -19,6 +18,7 @@ from ttc.errors import ContextExceeded, InvalidInput
 from ttc.parts import handler
 from ttc.results import Problem
 from ttc.text.answers import extract_answer
+from ttc.text.conversation import Conversation, question_of, read_messages
 from ttc.text.prompt import SET_HERE, PromptTemplate
 from ttc.text.thinking_switch import EFFORT, SWITCHES
 
@@ -112,15 +112,12 @@ class Preparer:
         )
 
     def _chat(self, body: ChatBody) -> tuple[list[str], PromptTemplate]:
-        last = body.messages[-1]
-        if last.role not in ("user", "tool"):
-            raise Refusal(
-                400,
-                f"the last message is the {last.role}'s; end with one of the user or of a tool",
-                param="messages",
+        try:
+            messages = read_messages(
+                [message.model_dump(exclude_unset=True) for message in body.messages], "messages"
             )
-        *before, asked = named([message.as_template() for message in body.messages])
-        del asked["content"]
+        except InvalidInput as error:
+            raise Refusal.of(error, "messages") from error
         for name in body.chat_template_kwargs:
             if name in NO_VARIABLES or name in SET_HERE:
                 message = f"chat_template_kwargs.{name} is no variable of a template; leave it out"
@@ -131,9 +128,10 @@ class Preparer:
                 of_server.pop(name, None)
         options = {**of_server, **body.chat_template_kwargs}
         try:
-            return [last.text], Conversation(earlier=tuple(before), last=asked, options=options)
+            template = Conversation.of(messages, PromptTemplate(options=options))
         except InvalidInput as error:
             raise Refusal.of(error, "chat_template_kwargs") from error
+        return [question_of(messages)], template
 
     def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:
         reading = {} if body.answer_kind is None else self._reading(body.answer_kind)
@@ -192,20 +190,6 @@ class Preparer:
                 f"the prompt has {len(tokens)} tokens, and this server takes {limit}; shorten it"
             )
         return tokens
-
-
-def named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages in which those of tools have the names of what was called, as some templates want
-    them."""
-    names = {
-        call["id"]: call["function"]["name"]
-        for message in messages
-        for call in message.get("tool_calls", ())
-    }
-    for message in messages:
-        if message["role"] == "tool" and not message["name"]:
-            message["name"] = names.get(message["tool_call_id"], "")
-    return messages
 
 
 def _texts(body: CompletionBody) -> tuple[list[str], PromptTemplate]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from math import inf
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,7 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from experiments.server.refusal import CLIENT_LEFT, Refusal
 from ttc.checks import use_one_of
-from ttc.text.encodable import encodable
 
 OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 """Fields that say nothing about the answer of a request without tools."""
@@ -93,14 +91,6 @@ class CalledFunction(Lenient):
     name: str
     arguments: str = "{}"
 
-    @property
-    def given(self) -> Any:
-        """The arguments as chat templates take them; what is no JSON stays text."""
-        try:
-            return encodable(json.loads(self.arguments or "{}"))
-        except (ValueError, RecursionError):
-            return self.arguments
-
 
 class Call(Lenient):
     """A call that the model has made."""
@@ -127,29 +117,6 @@ class ChatMessage(Lenient):
         if self.content is None and self.role != "assistant":
             raise ValueError(f"the {self.role}'s content is null; send a text")
         return self
-
-    @property
-    def text(self) -> str:
-        """An assistant's null, as a reply has it whose thought was cut off, is an empty text."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
-
-    def as_template(self) -> dict[str, Any]:
-        """As chat templates take it."""
-        message: dict[str, Any] = {"role": self.role, "content": self.text}
-        if self.role == "tool":
-            message |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
-        if self.role == "assistant" and self.tool_calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": call.function.given},
-                }
-                for call in self.tool_calls
-            ]
-        return message
 
 
 class StreamOptions(Lenient):

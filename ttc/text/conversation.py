@@ -107,7 +107,11 @@ def read_messages(given: Any, name: str) -> tuple[Message, ...]:
             "the prompt and its beginning as one text without a chat template (in Python "
             "PromptTemplate('{question}', raw=True), on a server /v1/completions)"
         )
-    names = {call.get("id"): call["function"]["name"] for m in messages for call in _calls(m)}
+    names = {
+        call.get("id"): call["function"]["name"]
+        for m in messages
+        for call in m.get("tool_calls", ())
+    }
     for message in messages:
         if message["role"] == "tool":
             message.setdefault("tool_call_id", "")
@@ -145,10 +149,6 @@ def _part(part: Any, name: str) -> str:
     text = part.get("text")
     check_kind(f"{name}['text']", text, isinstance(text, str), "a text")
     return str(text)
-
-
-def _calls(message: Message) -> Sequence[Any]:
-    return message.get("tool_calls", ())
 
 
 def _read_calls(calls: Any, name: str) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,9 @@ from ttc.errors import InvalidInput
 Message = Mapping[str, Any]
 """One message of a chat: its "role", its "content", and what else its template reads."""
 
+Messages = Sequence[Message]
+"""One chat."""
+
 BETWEEN = "\n\n"
 """Stands between texts that become one message."""
 

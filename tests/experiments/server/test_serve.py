@@ -15,11 +15,11 @@ pytest.importorskip("openai")
 import httpx2
 import openai
 
-from experiments.server.conversation import Conversation
 from search import BestOfN, SelfConsistency, solve
 from tests.helpers.models import small
 from tests.helpers.own_server import SEARCHES, Asks, Chatting, Running, make_engine, running, said
 from tests.helpers.tokenizers import EOS
+from ttc.text.conversation import Conversation
 from ttc.text.prompt import PromptTemplate
 
 PROMPT = "s:be kind\nu:12 + 3\na:"

@@ -16,9 +16,9 @@ from inspect_ai.model import GenerateConfig
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, system_message
 
-from experiments.server.conversation import Conversation
 from search import SelfConsistency, solve
 from tests.helpers.own_server import SEARCHES, Asks, make_engine, running
+from ttc.text.conversation import Conversation
 
 QUESTIONS = ["12 + 3", "go on"]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.server.conversation import Conversation
-from experiments.server.requests import ChatMessage
 from search.config import SearchConfig
 from search.options import SolveOptions
 from tests.helpers.backends import FakeBackend
 from tests.helpers.chats import tokenizer
 from tests.search.test_prompt_ends import LONG
 from ttc import InvalidInput
+from ttc.text.conversation import Conversation
 from ttc.text.prompt import PromptTemplate
 
 NO_SYSTEM = (
@@ -23,7 +22,7 @@ NO_SYSTEM = (
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_message_goes_before_the_words_of_the_user(role: str) -> None:
     own = tokenizer((), "bytes", None, "</s>", template=NO_SYSTEM)
-    earlier = (ChatMessage(role=role, content="be short").as_template(),)  # type: ignore[arg-type]
+    earlier = ({"role": role, "content": "be short"},)
     assert Conversation(earlier=earlier).text("1 + 1?", own) == "<be short\n\n1 + 1?>"
     of_server = Conversation(system="be kind", earlier=earlier)
     assert of_server.text("1 + 1?", own) == "<be short\n\nbe kind\n\n1 + 1?>"

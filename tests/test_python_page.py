@@ -13,6 +13,7 @@ import pytest
 
 from search import SelfConsistency
 from tests.helpers.engines import bytes_engine, make_engine, numbers_engine
+from tests.helpers.thinking import TURNS, thinker
 from ttc import Engine
 from ttc.parts import find
 from ttc.text.prompt import PromptTemplate
@@ -40,7 +41,10 @@ def small_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_blocks_run_one_after_the_other(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     for block in PAGES_OWN:
-        if "schema=" not in block:
+        if "chat = [" in block:
+            chats = bytes_engine(thinker(TURNS))
+            exec(compile(block, str(PAGE), "exec"), {**names, "engine": chats})
+        elif "schema=" not in block:
             exec(compile(block, str(PAGE), "exec"), names)
         elif find("answers", "grammar") is not None:  # its tokens have to have known bytes
             exec(compile(block, str(PAGE), "exec"), {**names, "engine": bytes_engine()})

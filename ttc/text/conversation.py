@@ -105,7 +105,8 @@ def read_messages(given: Any, name: str) -> tuple[Message, ...]:
             f"the last message is the {role}'s; end with one of the user or of a tool "
             f"({name}[{len(messages) - 1}]['role']). To have an answer go on that is begun, give "
             "the prompt and its beginning as one text without a chat template (in Python "
-            "PromptTemplate('{question}', raw=True), on a server /v1/completions)"
+            "PromptTemplate('{question}', raw=True), on a server /v1/completions), and without the "
+            "token that the tokenizer puts before a text itself"
         )
     names = {
         call.get("id"): call["function"]["name"]

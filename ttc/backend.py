@@ -118,9 +118,10 @@ class Backend:
         return {}
 
     @property
-    def takes_grammars(self) -> bool:
-        """Whether its batches keep to `Step.grammar`."""
-        return False
+    def keeps_to(self) -> Sequence[str]:
+        """What its batches take as `Step.grammar`: what a "schema" asks for, a "grammar", or
+        both."""
+        return ()
 
     @property
     def writes_ahead(self) -> bool:

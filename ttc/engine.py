@@ -148,7 +148,7 @@ class Engine(Backend):
         self.speculation = None if speculation is None else speculation.for_engine(self)
         self.chosen: Chosen | None = None  # what memory="auto" came to
 
-    takes_grammars = True
+    keeps_to = ("schema", "grammar")
 
     def __repr__(self) -> str:
         name = getattr(self.model.config, "name_or_path", "") or type(self.model).__name__

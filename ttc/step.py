@@ -38,8 +38,7 @@ class Thinking:
 class Grammar(Protocol):
     """What an answer has to be, for the tokens of one model (`ttc.schema` makes them).
 
-    asked: the same as the fields of a request to a server; raises InvalidInput where a server
-        cannot be told.
+    asked: the same as the fields of a request to a server.
     """
 
     @property
@@ -48,6 +47,10 @@ class Grammar(Protocol):
     def fill(self, branch: Branch, allowed: np.ndarray) -> None:
         """Set the bits of the tokens that the branch may go on with, of uint32 (words,). The end of
         the sequence is one of them only where the answer is complete."""
+        ...
+
+    def reads(self, text: str) -> bool:
+        """Whether a text of a server may be such an answer."""
         ...
 
 

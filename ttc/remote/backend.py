@@ -106,6 +106,8 @@ class RemoteBackend(Backend):
     def lacks(self) -> Mapping[Need, str]:
         return self.capabilities.lacks
 
+    keeps_to = ("schema",)
+
     @property
     def writes_ahead(self) -> bool:
         """Whether texts may go on beyond the marks of a thought, which the server cannot stop

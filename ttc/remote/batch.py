@@ -25,7 +25,7 @@ from ttc.remote.replies import SPARE_TOKENS, TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.stops import Stops
-from ttc.step import Step
+from ttc.step import Grammar, Step
 from ttc.text.thinking_marks import spelt
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import StepEnd, check_live
@@ -43,7 +43,8 @@ class RunningStep:
     """A branch whose step is under way.
 
     start: `len(tokens)` at the step's start. left: how many tokens the server may still write.
-    told: the strings at which the server stops. future: the request that was sent last.
+    told: the strings at which the server stops. grammar: what it is asked to keep to.
+    future: the request that was sent last.
     """
 
     branch: Branch
@@ -53,6 +54,7 @@ class RunningStep:
     sampling: Sampling
     logprobs: int
     told: tuple[str, ...]
+    grammar: Grammar | None = None
     future: Future[Reply] | None = None
 
     def break_off(self) -> None:
@@ -80,7 +82,9 @@ class RemoteBatch(Batch):
         self.waiting: deque[RunningStep] = deque()
         self.asked: dict[Future[Reply], RunningStep] = {}
         self.arrived: SimpleQueue[Future[Reply]] = SimpleQueue()
-        self.refused: dict[Branch, ContentRefused] = {}  # to be said by the next step
+        self.refused: dict[
+            Branch, InvalidInput | ContentRefused
+        ] = {}  # to be said by the next step
         self.stops: dict[tuple[tuple[str, ...], tuple[str, ...], bool], Stops] = {}
 
     def add(
@@ -105,7 +109,7 @@ class RemoteBatch(Batch):
             length = len(branch.tokens)
             context_left = model.left(length)
             left = limit if context_left is None else min(limit, context_left)
-            work = RunningStep(branch, length, left, stops, sampling, logprobs, told)
+            work = RunningStep(branch, length, left, stops, sampling, logprobs, told, step.grammar)
             self.works[branch] = work
             self.waiting.append(work)
         self._ask()
@@ -185,6 +189,9 @@ class RemoteBatch(Batch):
             work = self.waiting.popleft()
             if self.works.get(work.branch) is not work:
                 continue  # it has left
+            if work.grammar is not None and (why := _goes_on(work.branch)):
+                self._refuse(work, InvalidInput(why))
+                continue
             tokens = work.branch.tokens
             future = self.server.complete(
                 tokens,
@@ -194,6 +201,7 @@ class RemoteBatch(Batch):
                 stop=work.told,
                 logprobs=work.logprobs,
                 **settings,
+                **({} if work.grammar is None else work.grammar.asked),
             )
             self.asked[future] = work
             work.future = future
@@ -203,16 +211,30 @@ class RemoteBatch(Batch):
         try:
             reason = self._append(work, future.result())
         except ContentRefused as refusal:
-            work.break_off()
-            del self.works[work.branch]
-            self.refused[work.branch] = refusal
+            self._refuse(work, refusal)
             return []
+        if reason == "eos" and work.grammar is not None:
+            self._check_kept(work, work.grammar)
         if reason is None:
             self.waiting.appendleft(work)
             return []
         del self.works[work.branch]
         work.branch.end_step(reason)
         return [work.branch]
+
+    def _refuse(self, work: RunningStep, refusal: InvalidInput | ContentRefused) -> None:
+        work.break_off()
+        del self.works[work.branch]
+        self.refused[work.branch] = refusal
+
+    def _check_kept(self, work: RunningStep, grammar: Grammar) -> None:
+        text = self.server.decode(work.branch.tokens[work.start :])
+        if not grammar.reads(text):
+            raise RemoteError(
+                f"{self.server.client.endpoint.base_url} was asked for JSON by a schema "
+                f"(response_format) and answered {text!r:.80}; use a server that keeps to it, as "
+                "vLLM, or a ttc.Engine"
+            )
 
     def _append(self, work: RunningStep, reply: Reply) -> StepEnd | None:
         branch = work.branch
@@ -284,6 +306,22 @@ class RemoteBatch(Batch):
         if eos is None or (branch.generated and branch.tokens[-1] in special):
             return  # or it is one that only the server's files name
         branch.append(eos, *(figures[0] if figures else (nan, nan)))
+
+
+def _goes_on(branch: Branch) -> str:
+    """Why a server cannot begin an answer by a schema with this branch's next token, "" where it
+    can."""
+    if branch.thoughts is not None and branch.thinks(branch.thoughts):
+        return (
+            "the server keeps to a schema from its next token on, and a thought is open there; "
+            "give thinking_tokens=N, or thinking=off"
+        )
+    if (branch.answer_text or "").strip():
+        return (
+            "a server begins a schema anew with each request, and this answer is begun already; "
+            "use a search that writes an answer in one step, as best_of_n, or a ttc.Engine"
+        )
+    return ""
 
 
 def figures_of(reply: Reply, count: int) -> list[tuple[float, ...]]:

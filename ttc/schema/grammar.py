@@ -11,7 +11,7 @@ import numpy as np
 from ttc.backend import Backend
 from ttc.branch import Branch
 from ttc.errors import InvalidInput, Unsupported
-from ttc.schema.asked import Asked
+from ttc.schema.asked import Asked, json_answer
 from ttc.schema.marks import Marks
 from ttc.schema.vocabulary import vocabulary
 from ttc.text.thoughts import Thoughts
@@ -46,8 +46,8 @@ class AnswerGrammar:
 
     What a branch was given is no part of its answer, which begins after it. A thought is free,
     whether the prompt opens it or the model's own mark does.
-    first: llguidance's `LLMatcher` at the beginning. words: of a row of bits. eos_ids: the tokens
-    that end a sequence.
+    first: llguidance's `LLMatcher` at the beginning; None where a server keeps to it. words: of a
+    row of bits. eos_ids: the tokens that end a sequence.
     """
 
     wanted: Asked
@@ -65,11 +65,14 @@ class AnswerGrammar:
         Raises InvalidInput for a schema or grammar that cannot be kept to, and for a tokenizer
         that cannot be read; Unsupported for a backend that offers no choice of tokens."""
         wanted, limits = Asked.of(schema, grammar), backend.limits
-        if not backend.takes_grammars or limits is None:
+        kind = "grammar" if wanted.schema is None else "schema"
+        if kind not in backend.keeps_to or limits is None:
             raise Unsupported(
-                f"{type(backend).__name__} keeps to no schema or grammar; leave schema= and "
-                "grammar= out, or use a ttc.Engine or a server that takes response_format"
+                f"{type(backend).__name__} keeps to no {kind}; leave {kind}= out, or use a "
+                "ttc.Engine (servers take a schema)"
             )
+        if backend.served:
+            return cls(wanted, None, 0, (), None)
         eos = getattr(backend.tokenizer, "eos_token_id", None)
         eos_ids = sorted(limits.eos_ids) or ([] if eos is None else [eos])
         tokens = vocabulary(backend.tokenizer, limits.vocab_size, eos_ids)
@@ -85,18 +88,12 @@ class AnswerGrammar:
     @property
     def asked(self) -> Mapping[str, Any]:
         """See `ttc.step.Grammar`."""
-        if self.wanted.schema is None:
-            raise InvalidInput(
-                "a grammar is written in llguidance's way, which servers don't share; give "
-                "schema=..., or use a ttc.Engine"
-            )
-        named = {"name": "answer", "schema": dict(self.wanted.schema), "strict": True}
+        named = {"name": "answer", "schema": dict(self.wanted.schema or {}), "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": named}}
 
-    def accepts(self, tokens: Sequence[int]) -> bool:
-        """Whether these tokens are a whole answer."""
-        reader = self.first.deep_copy()
-        return bool(reader.consume_tokens(self._without_ends(tokens)) and reader.is_accepting())
+    def reads(self, text: str) -> bool:
+        """See `ttc.step.Grammar`."""
+        return json_answer(text) is not None
 
     def fill(self, branch: Branch, allowed: np.ndarray) -> None:
         """See `ttc.step.Grammar`. Where llguidance gives up, the branch can only end, and
@@ -156,9 +153,6 @@ class AnswerGrammar:
                 return
             at.phase = "answer"
         at.reader.consume_token(token)
-
-    def _without_ends(self, tokens: Sequence[int]) -> list[int]:
-        return [token for token in tokens if token not in self.eos_ids]
 
 
 def _allow(allowed: np.ndarray, tokens: Iterable[int]) -> None:

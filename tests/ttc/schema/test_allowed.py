@@ -175,7 +175,7 @@ def test_tokenizers_whose_bytes_are_not_known_are_refused() -> None:
 
     with pytest.raises(InvalidInput, match=r"fast tokenizer of transformers.*Letters"):
         AnswerGrammar.of(PERSON, None, make_engine(), None)
-    with pytest.raises(Unsupported, match="FakeBackend keeps to no schema or grammar"):
+    with pytest.raises(Unsupported, match="FakeBackend keeps to no schema"):
         AnswerGrammar.of(PERSON, None, FakeBackend(), None)
 
 

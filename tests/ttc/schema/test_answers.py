@@ -339,7 +339,7 @@ def test_several_models_and_other_backends_are_refused() -> None:
 
     with pytest.raises(InvalidInput, match="one model's tokens; give one engine"):
         solve(Greedy(), problem="?", engine={"a": engine(), "b": bytes_engine()}, schema=PERSON)
-    with pytest.raises(Unsupported, match="FakeBackend keeps to no schema or grammar"):
+    with pytest.raises(Unsupported, match="FakeBackend keeps to no schema"):
         solve(Greedy(), problem="?", engine=FakeBackend(), schema=PERSON)
 
 

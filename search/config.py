@@ -106,7 +106,7 @@ class SearchConfig:
                 "thinking=off, and the chat template has no switch for it; on this server no "
                 "thought can be ended, so use a model whose template has one, or thinking=auto"
             )
-        chat = None
+        chat, grammar = None, self.grammar
         if options.tools is not None:
             if len(engine.models) > 1:
                 raise InvalidInput(
@@ -114,8 +114,12 @@ class SearchConfig:
                 )
             chat = handler("tool_use", "chat").of(options.tools, template, engine.tokenizer)
             template = chat.template
+            if chat.tools.strict:
+                grammar = handler("answers", "calls")(chat, engine, self.thoughts)
         stops = () if options.has_grammar else template.ends(engine.tokenizer)
-        return replace(self, template=template, stops=stops, closes=closes, tools=chat)
+        return replace(
+            self, template=template, stops=stops, closes=closes, tools=chat, grammar=grammar
+        )
 
     @property
     def rater(self) -> Rater:

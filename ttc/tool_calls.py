@@ -53,3 +53,13 @@ class ToolCall:
 
 def spelt(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({json.dumps(arguments, sort_keys=True, ensure_ascii=False, default=str)})"
+
+
+class JsonCall(NamedTuple):
+    """How a call is written that is a JSON object: between a mark and what closes it, with the keys
+    of its name and its arguments; name "": the name is the key of the arguments."""
+
+    mark: str
+    close: str
+    name: str
+    arguments: str

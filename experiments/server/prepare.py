@@ -165,8 +165,12 @@ class Preparer:
         if body.tool_choice == "none":
             return None
         try:
-            schemas = [tool.model_dump(exclude_unset=True) for tool in body.tools]
-            return handler("group", "tools")(schemas, calls_per_branch=MAX_CALLS)
+            schemas = [
+                tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
+                for tool in body.tools
+            ]
+            strict = any(tool.function.strict for tool in body.tools)
+            return handler("group", "tools")(schemas, calls_per_branch=MAX_CALLS, strict=strict)
         except InvalidInput as error:
             raise Refusal.of(error, "tools") from error
 

@@ -76,6 +76,7 @@ class FunctionDefinition(Lenient):
     name: str = Field(min_length=1, max_length=128)
     description: str = ""
     parameters: dict[str, Any] = {}
+    strict: bool = False
 
 
 class ToolBody(Lenient):

@@ -64,12 +64,20 @@ class AnswerGrammar:
 
         Raises InvalidInput for a schema or grammar that cannot be kept to, and for a tokenizer
         that cannot be read; Unsupported for a backend that offers no choice of tokens."""
-        wanted, limits = Asked.of(schema, grammar), backend.limits
-        kind = "grammar" if wanted.schema is None else "schema"
+        wanted = Asked.of(schema, grammar)
+        kind, given = ("schema", schema) if grammar is None else ("grammar", grammar)
+        return cls.by(wanted, kind, f"{kind}={given!r:.80}", backend, thoughts)
+
+    @classmethod
+    def by(
+        cls, wanted: Asked, kind: str, shown: str, backend: Backend, thoughts: Thoughts | None
+    ) -> AnswerGrammar:
+        """shown: what errors call it."""
+        limits = backend.limits
         if kind not in backend.keeps_to or limits is None:
             raise Unsupported(
-                f"{type(backend).__name__} keeps to no {kind}; leave {kind}= out, or use a "
-                "ttc.Engine (servers take a schema)"
+                f"{type(backend).__name__} keeps to no {kind}, as {shown} asks; leave that out, or "
+                "use a ttc.Engine (servers take a schema)"
             )
         if backend.served:
             return cls(wanted, None, 0, (), None)
@@ -80,8 +88,7 @@ class AnswerGrammar:
 
         first = LLMatcher(tokens, wanted.rules, log_level=0)
         if first.is_error():
-            given = f"schema={schema!r:.80}" if grammar is None else f"grammar={grammar!r:.80}"
-            raise InvalidInput(f"{given} cannot be kept to: {_reason(first)}")
+            raise InvalidInput(f"{shown} cannot be kept to: {_reason(first)}")
         marks = None if thoughts is None else Marks(thoughts, backend)
         return cls(wanted, first, -(-limits.vocab_size // 32), eos_ids, marks)
 

@@ -3,6 +3,7 @@
 HANDLES = {
     "answers": {
         "grammar": "ttc.schema.grammar:AnswerGrammar",
+        "calls": "ttc.schema.calls:call_grammar",
         "json": "ttc.schema.asked:json_answer",
     }
 }

@@ -187,6 +187,7 @@ class Tools(Options):
     """The tools of a problem, and what calls may take.
 
     tools: functions, `Tool`s or schemas (see `Tool.of`).
+    strict: calls keep to the tools' schemas, by the tokens that a model may draw in them.
     format: how the model writes calls, by its name or as a `ToolFormat`; "auto" reads it off the
     tokenizer (`ttc.tools.formats`).
     calls_per_branch: the most calls of one branch that are answered; later ones stay words of its
@@ -200,6 +201,7 @@ class Tools(Options):
     calls_per_branch: PositiveInt = 8
     time_s: PositiveFloat = 30.0
     answer_tokens: PositiveInt = 512
+    strict: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

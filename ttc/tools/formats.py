@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ttc.text.thinking_marks import overlap
-from ttc.tool_calls import Written
+from ttc.tool_calls import JsonCall, Written
 from ttc.tools.arguments import KEY, Arguments, Pairs, PythonCalls, Reading, WholeJson, checked
 
 Schema = Mapping[str, Any]
@@ -44,6 +44,11 @@ class ToolFormat:
     def calls(self, text: str) -> list[Written]:
         """The calls in what a model has written in its turn, special tokens included."""
         raise NotImplementedError
+
+    @property
+    def json_call(self) -> JsonCall | None:
+        """How calls are written that are JSON with the name in it; None for others."""
+        return None
 
     def ends_with_call(self, text: str) -> bool:
         """Whether a turn has ended with a call, and nothing but special tokens follows it."""
@@ -93,6 +98,13 @@ class Marked(ToolFormat):
         begins = tuple(dict.fromkeys(first for first, *_ in filter(None, words)))
         object.__setattr__(self, "begins", begins)
         object.__setattr__(self, "ends", (self.close,) if self.close else ())
+
+    @property
+    def json_call(self) -> JsonCall | None:
+        if not isinstance(self.arguments, WholeJson) or KEY in self.mark + self.close:
+            return None
+        keys = self.arguments
+        return JsonCall(self.mark.strip(), self.close.strip(), keys.name, keys.arguments)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:

@@ -1,0 +1,106 @@
+"""Calls of tools whose arguments keep to the tools' schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search import SelfConsistency
+from search.config import SearchConfig
+from search.options import SolveOptions
+from tests.helpers.engines import bytes_engine
+from tests.helpers.parts import only_with
+from tests.helpers.schemas import filled
+from tests.helpers.thinking import OPENING, TURNS, thinker
+from ttc import Engine, InvalidInput, Sampling, Step
+from ttc.branch import Branch
+from ttc.parts import handler
+
+pytestmark = only_with("group", "tools")
+
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}, "b": {"enum": [1, 2]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def schema(name: str, parameters: Any = None) -> dict[str, Any]:
+    function = {"name": name} | ({} if parameters is None else {"parameters": parameters})
+    return {"type": "function", "function": function}
+
+
+def tools(*schemas: dict[str, Any], **options: Any) -> Any:
+    given = schemas or (schema("add", ADD), schema("now"))
+    return handler("group", "tools")(given, strict=True, **options)
+
+
+def config(own: Engine, given: Any = None) -> SearchConfig:
+    return SearchConfig.of(SelfConsistency(), own, SolveOptions(tools=given or tools()))
+
+
+def wrote(own: Engine, branch: Branch, text: str, grammar: Any, vocab: int) -> None:
+    for token in own.encode(text):
+        assert token in filled(grammar, branch, vocab), text
+        branch.append(token, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")])
+def test_words_are_free_and_a_call_fits_its_tool(special: tuple[str, ...]) -> None:
+    own = bytes_engine(thinker(TURNS, special=special), context=900)
+    chosen = config(own)
+    grammar, vocab = chosen.grammar, own.limits.vocab_size
+    root = own.root([1, 2])
+    wrote(own, root, "So, {<tool> [1] <tool_call>", grammar, vocab)
+    assert ord("x") not in filled(grammar, root, vocab)
+    branches = own.fork(root, 12)
+    batch = own.running_batch()
+    batch.add(branches, Step(160, ("</tool_call>",), grammar=grammar), Sampling(1.2))
+    batch.finish()
+    made = [branch for branch in branches if branch.step_reasons[-1] == "delimiter"]
+    names = set()
+    for branch in made:
+        (call,) = chosen.tools.calls(own.decode(branch.tokens[2:], special=True))
+        names.add(call.name)
+        assert not call.error
+        if call.name == "add":
+            assert list(call.arguments) == ["a", "b"]
+            assert 0 <= call.arguments["a"] <= 9 and call.arguments["b"] in (1, 2)
+        else:
+            assert call.name == "now" and call.arguments == {}
+    assert names == {"add", "now"}
+    (after,) = own.fork(made[0], 1)
+    wrote(own, after, " and on", grammar, vocab)
+    assert own.tokenizer.eos_token_id in filled(grammar, after, vocab)
+    own.release([root, *branches, after])
+
+
+def test_the_answer_of_a_tool_begins_the_text_anew() -> None:
+    own = bytes_engine(thinker(TURNS), context=900)
+    grammar, vocab = config(own).grammar, own.limits.vocab_size
+    branch = own.root([1, 2])
+    wrote(own, branch, '<tool_call>{"name": "now", "arguments": {}}', grammar, vocab)
+    own.extend([branch], [own.encode('<tool_call>{"x')]).result()
+    wrote(own, branch, "free again", grammar, vocab)
+    own.release([branch])
+
+
+def test_a_thought_may_hold_anything() -> None:
+    own = bytes_engine(thinker(OPENING, special=("<think>", "</think>")), context=900)
+    chosen = config(own)
+    prompt = chosen.template.tokens("?", own.tokenizer)
+    branch, vocab = own.root(prompt), own.limits.vocab_size
+    wrote(own, branch, "<tool_call> is how I call</think>", chosen.grammar, vocab)
+    wrote(own, branch, "Now <tool_call>", chosen.grammar, vocab)
+    assert ord("i") not in filled(chosen.grammar, branch, vocab)
+    own.release([branch])
+
+
+def test_what_cannot_be_kept_to_is_refused() -> None:
+    own = bytes_engine(thinker(TURNS), context=900)
+    with pytest.raises(InvalidInput, match=r"tools.strict=True needs calls that are JSON"):
+        config(own, tools(schema("add", ADD), format="lfm2"))
+    with pytest.raises(InvalidInput, match=r"tools.strict=True cannot be kept to: .*not"):
+        config(own, tools(schema("add", {"not": {}})))

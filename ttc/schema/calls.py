@@ -1,0 +1,61 @@
+"""The grammar of a text that calls tools: free words, and calls whose arguments keep to the tools'
+schemas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ttc.backend import Backend
+from ttc.errors import InvalidInput
+from ttc.schema.asked import BLANKS, EXACT, Asked, json_rule
+from ttc.schema.grammar import AnswerGrammar
+from ttc.text.thoughts import Thoughts
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def call_grammar(chat: Any, backend: Backend, thoughts: Thoughts | None) -> AnswerGrammar:
+    """For the tools of a conversation (`ttc.tools.chat.ToolChat`). Each answer of a tool begins the
+    text anew.
+
+    Raises InvalidInput where calls are not written as JSON behind a mark.
+    """
+    form = chat.format.json_call
+    if form is None:
+        raise InvalidInput(
+            "tools.strict=True needs calls that are JSON with the name and the arguments, and this "
+            "model writes them in another way; leave strict out"
+        )
+    blanks = f"/{BLANKS}/"
+    rules = [
+        f"{EXACT}start: call* TEXT",
+        "TEXT: /(.|\\n)*/",
+        f"call: head {blanks} ({' | '.join(f'call_{i}' for i in range(len(chat.tools.tools)))}) "
+        f"{blanks} {_literal(form.close, backend)}",
+        _head(form.mark, backend),
+    ]
+    for place, tool in enumerate(chat.tools.tools):
+        name = json.dumps(tool.name, ensure_ascii=False)
+        arguments = tool.schema["function"].get("parameters") or NO_ARGUMENTS
+        pieces = ["{", name] if not form.name else ["{", f'"{form.name}"', ":", name, ","]
+        pieces += [":"] if not form.name else [f'"{form.arguments}"', ":"]
+        written = f" {blanks} ".join([*map(json.dumps, pieces), f"arguments_{place}", '"}"'])
+        rules += [f"call_{place}: {written}", f"arguments_{place}: {json_rule(arguments)}"]
+    asked = Asked("\n".join(rules) + "\n")
+    return AnswerGrammar.by(asked, "grammar", "tools.strict=True", backend, thoughts)
+
+
+def _head(mark: str, backend: Backend) -> str:
+    """Words before a call, and its mark. Behind the letters of one nothing but a call follows."""
+    literal = _literal(mark, backend)
+    lazy = "[lazy]" if literal.startswith('"') else ""
+    return f"head{lazy}: TEXT {literal}"
+
+
+def _literal(mark: str, backend: Backend) -> str:
+    """A mark in a rule: its letters, or the number of a special token."""
+    tokens = backend.encode(mark) if mark else []
+    if len(tokens) == 1 and not backend.decode(tokens):
+        return f"<[{tokens[0]}]>"
+    return json.dumps(mark, ensure_ascii=False) if mark else ""

@@ -99,14 +99,20 @@ COMMON = {
 class Search(Options, ABC):
     """An algorithm. Its fields are its whole configuration; it owns no model and no batching.
 
+    temperature, top_k, top_p, min_p: how tokens are drawn (see `ttc.Sampling`).
+
     Of a model that thinks before it answers:
-    thinking: "on" or "off" through the chat template, or how hard to think ("low", "medium",
-        "high"); "auto" leaves it to the template (see `ttc.text.thoughts.Mode`).
-    thinking_tokens: the most tokens of each branch's thought (see `Thinking`). Limits of answers,
-        such as `max_tokens`, count beside it. None lets them count thoughts too.
-    final: put after the end of thinking where these tokens are spent.
-    stop_loops: close a thought, or end a branch, where its last tokens go in circles (see
-        `ttc.scheduler.repeats`). None does so for models that think, true for all, false for none.
+
+    thinking: "on" or "off" through the chat template's switch, or how hard to think ("low",
+        "medium", "high") where it has `reasoning_effort`; "auto" leaves it to the template. Without
+        a switch, "off" ends each thought as it begins.
+    thinking_tokens: the most tokens of each branch's thought. Then the model's end of thinking is
+        put in, and `final` after it. Limits of answers, such as `max_tokens`, count beside it. None
+        lets them count thoughts too.
+    final: what asks for the answer then.
+    stop_loops: close a thought whose last tokens go in circles, and end a branch outside of one
+        (`finish_reason` "looped"). None does so for models that think, true for all, false for
+        none.
     """
 
     temperature: NonNegativeFloat = 0.8
@@ -208,8 +214,8 @@ class StepwiseSearch(Search):
 
     thinking_step: where a step ends inside of a thought: after a "paragraph", a "sentence" or a
         word like "Wait" ("wait"), after another string, or after a number of tokens. Steps of
-        thoughts count among the search's steps, and the end of the thought ends one too. None: a
-        thought is written as a whole, in the step of the answer that follows it.
+        thoughts count among the search's steps, and the end of the thought ends one too. None
+        writes a thought as a whole, in the step of the answer that follows it.
     """
 
     thinking_step: PositiveInt | NonEmptyText | None = None

@@ -258,12 +258,15 @@ class ValueKind:
                 raise InvalidInput(
                     f"{name}={value!r} must hold {limit.part}, where the question goes"
                 )
-        ends = {
-            end: getattr(limit, end) for limit in self.limits for end in FITS if hasattr(limit, end)
-        }
-        if not all(FITS[end](value, limit) for end, limit in ends.items()):
-            allowed = f"{limits_in_words(ends)}{', or null' * optional}"
+        if not all(FITS[end](value, limit) for end, limit in self.ends.items()):
+            allowed = f"{limits_in_words(self.ends)}{', or null' * optional}"
             raise InvalidInput(f"{name}={value} must be {allowed}")
+
+    @property
+    def ends(self) -> dict[str, Any]:
+        """The limits of a number."""
+        each = ((end, getattr(limit, end, None)) for limit in self.limits for end in FITS)
+        return {end: value for end, value in each if value is not None}
 
 
 FITS: dict[str, Callable[[Any, Any], bool]] = {"ge": ge, "gt": gt, "le": le, "lt": lt}
@@ -275,6 +278,13 @@ def limits_in_words(ends: Mapping[str, Any]) -> str:
         return f"from {ends['ge']:g} to {ends['le']:g}"
     words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
     return " and ".join(f"{words[end]} {limit:g}" for end, limit in ends.items())
+
+
+def allowed(hint: Any) -> str:
+    """What a hint's values may be beside their type: choices or limits; "" for anything."""
+    kinds = _kinds(hint)
+    parts = (", ".join(kind.choices) or limits_in_words(kind.ends) for kind in kinds)
+    return " or ".join(filter(None, parts))
 
 
 @cache

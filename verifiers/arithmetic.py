@@ -64,6 +64,8 @@ class ArithmeticVerifier(Options):
     Every equation that holds takes the score `CREDIT` of the way to 1. An equation that a step's
     end cuts off is judged when it is complete.
 
+    neutral: where a branch starts. wrong, idle: these factors.
+
     Rates: each step: whether its equations hold, by rules.
     Cost: no tokens.
     Use it where: problems are solved by arithmetic.

@@ -27,6 +27,7 @@ class ConfidenceGatedVerifier(Combined):
     tau_conf and (max - second) / max >= r_gap (RKSC, Eq. 4; p is `confidence`, the gap
     `gap_ratio`). The decision holds for all of its ratings, as p and the inner verifier's scores
     have no common scale. A skipped problem gets one score per branch, p.
+    inner: the verifier that may be skipped.
     tau_conf, r_gap: thresholds; 0 and 0 always skip, a tau_conf above 1 never does. They belong to
         a model and a data set, so the defaults hardly ever skip.
     calibration: thresholds from held-out problems (`ttc.calibration.gate_calibration`), in the

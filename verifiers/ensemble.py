@@ -65,7 +65,7 @@ class EnsembleVerifier(Combined):
     Use it where: verifiers err in different ways.
     """
 
-    parts: Sequence[Verifier]
+    parts: Sequence[Verifier] = ()
     how: Literal["mean", "min"] = "mean"
     steps: Literal["last", "min", "mean"] = "last"
     accuracies: Sequence[Annotated[float, Interval(gt=0, lt=1)]] | None = None

@@ -34,6 +34,7 @@ class SelfVerifier(Options):
 
     The question is forked onto the branch, so that a dozen tokens are computed instead of the
     problem and its answer again. All spellings of yes and no that are single tokens count.
+    question: what is asked.
     exit: lets branches leave the pass before the last layer (CGEE level 2; approximate, see
         `EarlyExit`). Its `positive` is set here.
     fresh: RKSC's way instead, a new prompt: a grader's instruction, the whole problem, the branch's

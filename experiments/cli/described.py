@@ -8,6 +8,8 @@ import textwrap
 from dataclasses import MISSING, fields
 from typing import Any, get_args, get_type_hints
 
+from ttc.checks import allowed, option_hints
+
 HEAD = re.compile(r"(?:^|(?<=\. )|(?<=\) ))(\w+(?:, \w+)*): ")
 """What begins the description of a field, or of several."""
 
@@ -19,24 +21,27 @@ def described(kind: Any) -> dict[str, str]:
         for paragraph in inspect.cleandoc(base.__doc__ or "").split("\n\n"):
             _, *found = HEAD.split(" ".join(paragraph.split()))
             for names, text in zip(found[::2], found[1::2], strict=True):
-                words |= dict.fromkeys(names.split(", "), text.strip().removesuffix("."))
+                meaning = text.partition(". Raises ")[0].strip().removesuffix(".")
+                words |= dict.fromkeys(names.split(", "), meaning)
     return words
 
 
 def help_lines(group: str, kind: Any, width: int = 120) -> str:
-    """A line for each field: how it is set, what it means and, in brackets, its default."""
-    words, hints = described(kind), get_type_hints(kind)
+    """A line for each field: how it is set, what it means and, in brackets, its default and its
+    limit."""
+    words, hints, limits = described(kind), get_type_hints(kind), option_hints(kind)
     lines = []
     for f in fields(kind):
         types = {hints[f.name], *get_args(hints[f.name])}
         value = "N" if int in types else "X" if float in types else f.name.upper()
-        default = f"({f.default})".replace("\n", "\\n")
+        default = f"{f.default}".replace("\n", "\\n")
         if bool in types:
             value, default = "true", ""
         if f.default in (None, "", "???", MISSING):
             default = ""
+        told = ", ".join(filter(None, (default, allowed(limits.get(f.name, Any)))))
         lines += textwrap.wrap(
-            f"{words[f.name]} {default}",
+            f"{words[f.name]} {told and f'({told})'}",
             width,
             initial_indent=f"  {f'{group}.{f.name}={value}':<27} ",
             subsequent_indent=" " * 30,

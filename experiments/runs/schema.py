@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from importlib import import_module
 from types import UnionType
@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 
 import search
 import ttc
-import verifiers
 from experiments.cli.choices import public_classes, written
 from experiments.cli.settings import (
     SETTINGS,
@@ -31,30 +30,7 @@ from ttc.parts import handlers, missing
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
 from ttc.text.prompt import words_for
-
-
-@dataclass
-class ConfidenceGatedConfig:
-    """inner: the verifier that may be skipped, by name or as verifier/inner=NAME. calibration: a
-    file of `experiments.calibrate`, whose thresholds take the place of tau_conf and r_gap.
-    """
-
-    _target_: str = "verifiers.ConfidenceGatedVerifier"
-    inner: Any = "???"
-    tau_conf: float = 0.9
-    r_gap: float = 0.1
-    calibration: str | None = None
-
-
-@dataclass
-class EnsembleConfig:
-    """parts: the verifiers, by name, or each with its `_target_` and settings."""
-
-    _target_: str = "verifiers.EnsembleVerifier"
-    parts: list[Any] = field(default_factory=list)
-    how: str = "mean"
-    steps: str = "last"
-    accuracies: list[float] | None = None
+from verifiers.ensemble import Combined
 
 
 @dataclass
@@ -82,13 +58,6 @@ class Config:
     run: RunSettings = field(default_factory=RunConfig)
 
 
-WRITTEN: dict[type, type] = {
-    verifiers.ConfidenceGatedVerifier: ConfidenceGatedConfig,
-    verifiers.EnsembleVerifier: EnsembleConfig,
-}
-"""Configuration classes of verifiers that are no dataclasses of plain values."""
-
-
 def classes(folder: str) -> dict[str, type]:
     package = import_module(folder.partition(".")[0])
     return {choice: getattr(package, name) for choice, name in public_classes(folder).items()}
@@ -96,7 +65,7 @@ def classes(folder: str) -> dict[str, type]:
 
 SEARCHES = classes("search")
 RATERS = {**classes("verifiers"), **handlers("verifier")}
-VERIFIERS = {name: target for name, target in RATERS.items() if target not in WRITTEN}
+VERIFIERS = {name: target for name, target in RATERS.items() if not issubclass(target, Combined)}
 """Those that other verifiers can name."""
 
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
@@ -158,8 +127,12 @@ def plain_hint(hint: Any) -> Any:
     """The hint as Hydra has it: texts for choices, Any for what is no plain value."""
     if get_origin(hint) is Literal:
         return str
-    if any(isinstance(part, type) and part.__module__ != "builtins" for part in get_args(hint)):
+    if any(
+        isinstance(part, type) and part.__module__ != "builtins" for part in (hint, *get_args(hint))
+    ):
         return Any  # a part of its own, chosen from its own group
+    if get_origin(hint) is Sequence:
+        return list[get_args(hint)[0]]  # type: ignore[misc]
     if get_origin(hint) in (Union, UnionType):
         return Union[tuple(map(plain_hint, get_args(hint)))]  # noqa: UP007
     return hint
@@ -212,7 +185,7 @@ def register() -> None:
     store.store(group="model", name="hf", node=ModelConfig)
     for group, part in GROUPS.items():
         for name, target in part.choices.items():
-            settings = WRITTEN.get(target) or schema_of(target)
+            settings = schema_of(target)
             store.store(group=group, name=f"{name}_schema", node=settings)
             if name not in written(group):
                 store.store(group=group, name=name, node=settings)

@@ -19,6 +19,8 @@ class DecodeGate(Options):
     After each token: once max p >= theta and (max - second) / max >= r_gap, p being the mean top-1
         probability of a branch's own tokens so far, all of the problem's branches in this step but
         the leader finish, with `finish_reason` "gate" (the paper stops the leader too).
+
+    theta, r_gap: these thresholds.
     min_tokens: each branch's own tokens before the gate looks.
     """
 

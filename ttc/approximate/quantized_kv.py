@@ -34,6 +34,7 @@ class QuantizedKV(Resident):
 
     kind: "int8", or "fp8" for float8_e4m3fn. Either way each token of each head has a scale, a
     float32 by which its largest number becomes the kind's largest.
+
     Other models in the same tiers, as a reward model, keep theirs as it is.
     """
 

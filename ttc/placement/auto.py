@@ -60,10 +60,11 @@ class Auto(Options):
     the device together, in GiB; None for what a CUDA device has free, and for no limit on a CPU.
     host_budget_gib: the same on the host; None for all of its memory. link_gbps: on a CPU, slow the
     link down to so many 1e9 bytes a second.
-    branches, prompt_tokens, output_tokens, step_tokens: the search: branches that share a prompt,
-    what each generates, and how many tokens at a time; None for `SEARCH`, or under a command for
-    what its search asks for. problems: how many such searches are under way; None for as many as
-    `search.solve` would begin.
+    branches: of the search that is planned for; None, here and below, for 8 branches of 512 tokens
+    in steps of 32 after a prompt of 512, or under a command for what its search asks for.
+    prompt_tokens: of the prompt that they share. output_tokens: what each generates. step_tokens:
+    how many at a time. problems: how many such searches are under way; None for `run.batch`, or as
+    many as begin by themselves.
     """
 
     setting_of: ClassVar[str] = "memory."

@@ -27,9 +27,10 @@ BUDGETS = ("budget_gib", "host_budget_gib", "link_gbps")
 class Placement(Options, ABC):
     """Decides where a model's weights lie and where its layers run.
 
-    budget_gib: the most that the device may hold of them, in GiB; None for what a CUDA device has
-    free, and for no limit on a CPU. host_budget_gib: the same of the host; None for all of its
-    memory. link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second.
+    budget_gib: the most that the device may hold, in GiB: weights, buffers, and under `split` KV
+        too; None for nine tenths of what is free on CUDA, and for no limit on a CPU.
+    host_budget_gib: the same of the host; None for all of its memory.
+    link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second, for KV as well.
     """
 
     setting_of: ClassVar[str] = "placement."

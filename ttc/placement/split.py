@@ -52,9 +52,10 @@ class Split(Placement):
     The embedding is the first unit, each layer is one, the final norm and the output projection are
     the last. KV lies with its layer, and one tensor of activations crosses the link in each pass.
 
-    k: a number, or "auto" for Algorithm 1's choice from `profile`, a file of `python -m
-    experiments.profile`.
-    prompt_tokens, output_tokens, branches: the search whose KV has to fit next to the weights.
+    k: how many units run on the host, or "auto" for Algorithm 1's choice from the profile.
+    profile: a file of `python -m experiments.profile`.
+    prompt_tokens: of the search whose KV has to fit next to the weights: of the prompt that its
+        branches share. output_tokens: what each of them generates. branches: how many there are.
     kv_offload: KV of the device's layers may lie on the host, under a memory policy that moves it;
     budget_gib is for weights alone then.
     """

@@ -20,13 +20,15 @@ from ttc.text.encodable import check_encodable
 class Endpoint(Options):
     """A server that speaks OpenAI's completions protocol: vLLM, SGLang, llama.cpp, or a hosted one.
 
-    base_url: up to and including the version, as http://localhost:8000/v1.
+    base_url: where the server is, version included.
     model: the name that the server gives its model; None for the only one that it serves.
-    key_env: the environment variable with the API key, if the server wants one.
-    concurrency: requests at once; the others wait here.
-    timeout_s: how long a whole answer may take. retries: how often a request is repeated that may
-    succeed the next time. wait_s: the pause before the first repetition; it doubles each time, up
-    to 30 seconds.
+    key_env: the environment variable that holds the API key, if the server wants one. The key is
+    read from there alone, and never written.
+    concurrency: the most requests at once. Above 256 as many branches grow at once, without
+    `run.batch`.
+    timeout_s: how long a whole answer may take, in seconds. retries: how often a request is
+    repeated that may succeed the next time. wait_s: the pause before the first repetition; it
+    doubles each time, up to 30 seconds.
     context_length: the model's, in tokens, for a server that does not say.
     Raises InvalidInput for a wrong setting, and for a password or key in `base_url`.
     """

@@ -52,7 +52,8 @@ class Residency(Options):
     """Answers as the policy that keeps everything on the device does; others answer in another way.
 
     A policy as configured holds no KV: `bind` makes a copy with a memory of its own.
-    budget_gib: the most KV on the device, in GiB; None for no limit but the machine's.
+    budget_gib: the most KV and recurrent states on the device, in GiB; None for no limit on a CPU,
+        and nine tenths of what is free on CUDA (`resident` sets none). Over several GPUs the sum.
     """
 
     setting_of: ClassVar[str] = "memory."

@@ -31,7 +31,8 @@ class BeamGroups(Offloading):
     shared: a storage that branches of a group share is moved and kept once (inter-beam locality);
         off, each has a copy.
     prefetch: groups of equal size, the next one's storages (or copies) fetched into the room that
-        is left. Off by default: on a CPU it takes as long or longer (`docs/memory.md`).
+        is left. Off by default: on a CPU it takes as long or longer, and on a GPU it was not
+        measured.
     """
 
     block_tokens: int = 128

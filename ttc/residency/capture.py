@@ -46,6 +46,7 @@ class Capture(Offloading):
     mini_batch_tokens: the largest number of tokens that a layer fetches and generates at once.
     balanced: give these mini-batches the ratio of all blocks (Eqs. 6 and 7); off, blocks are taken
         as they come.
+
     A layer whose ACT block would be no smaller than its KV block keeps KV alone; `reason` says so.
     """
 

@@ -25,10 +25,11 @@ class Headwise(Offloading):
 
     The device holds two head groups of one layer, and what the branches of a step write.
     head_group: KV heads fetched together; None for as many as fit the budget twice (adaptive).
-    streaming_heads: approximate, off by default: a file of `ttc.residency.streaming_heads` that
-        names heads which see the first `sink_tokens` and the last `window_tokens` tokens of their
-        branch alone, within the model's own window; these tokens stay on the device while a step
-        decodes, if there is room (appendix D).
+    streaming_heads: approximate: a file of `python -m experiments.heads MODEL TEXT OUT`, made on a
+        text like yours, that names heads which see the first and the last tokens of their branch
+        alone, within the model's own window; these tokens stay on the device while a step decodes,
+        if there is room (appendix D).
+    sink_tokens: the first tokens that these heads see. window_tokens: the last ones.
     """
 
     head_group: PositiveInt | None = None

@@ -26,7 +26,7 @@ class Offloading(Residency):
     """A policy with two tiers. With no budget given, its capacity is what a CUDA device has free,
     read again at every step; on a CPU there is no limit then.
 
-    host_budget_gib: the most KV on the host, in GiB.
+    host_budget_gib: the most KV and states on the host, in GiB.
     link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second.
     block_tokens: the most tokens of a storage, which is the unit that moves.
     prefetch: fetch what comes next while computing.

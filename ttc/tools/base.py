@@ -187,13 +187,15 @@ class Tools(Options):
     """The tools of a problem, and what calls may take.
 
     tools: functions, `Tool`s or schemas (see `Tool.of`).
-    strict: calls keep to the tools' schemas, by the tokens that a model may draw in them.
+    strict: names and arguments of calls keep to the tools' schemas, by the tokens that a model may
+    draw in them; for models that write calls as JSON, with the extra `schema`.
     format: how the model writes calls, by its name or as a `ToolFormat`; "auto" reads it off the
     tokenizer (`ttc.tools.formats`).
-    calls_per_branch: the most calls of one branch that are answered; later ones stay words of its
-    text.
-    time_s: seconds that an answer may take. answer_tokens: the most tokens of an answer, which is
-    cut there.
+    calls_per_branch: the most calls of one branch that are answered; later ones stay plain text
+    (`CalculatorTools`: 32).
+    time_s: seconds to wait for an answer; then the branch reads an error instead. answer_tokens:
+    the most tokens of an answer; the rest is cut off, and the branch is told so. Only the first 32
+    characters for each of these tokens are read.
     """
 
     tools: Sequence[Any]

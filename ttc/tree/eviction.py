@@ -16,9 +16,9 @@ from ttc.tree.tree import Tree
 
 @dataclass
 class BlockCache(Options):
-    """Evicts KV of branches that are alive but not at work, down to `capacity_blocks` blocks of
-    `block_tokens` tokens.
+    """Evicts KV of branches that are alive but not at work, down to a number of blocks.
 
+    capacity_blocks: so many. block_tokens: tokens of each.
     order: "rsbcm" evicts ascending omega = score / (depth + 1), "lru" what was used longest ago.
         Leaves go before their ancestors, and nothing that a call at work needs: then the tree may
         exceed the capacity. An evicted branch keeps its tokens; when it goes on, its KV is computed

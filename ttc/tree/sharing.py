@@ -27,6 +27,8 @@ class Sharing(Options):
     The similarity is RKSC's Eq. 2 over the first `probe_layers` layers, as the rest is what sharing
     saves: sigma = sum_l w_l s_l, w_l proportional to exp(alpha l / L). A variant below tau is
     refused.
+
+    rule: "exact", "none" or "similar". tau, alpha, probe_layers: of the similarity.
     pooling: how alike two prompts' states in a layer, s_l, are. "matched": each token's cosine with
         its best match in the other prompt, the mean over both (BERTScore; Zhang et al., 2020),
         states centred by the root's mean, from a few tokens before the first difference to a few

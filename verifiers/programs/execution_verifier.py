@@ -30,6 +30,8 @@ class ExecutionVerifier(Options):
 
     Without any test, a program rates 1 if it can be loaded. A branch without a program rates 0, one
     that is still being written `neutral`.
+
+    neutral: that rating.
     time_s: processor seconds for a call or a run. memory_mib: memory of a program.
     Raises TTCError where this machine cannot confine a program.
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
 
 from experiments.cli.described import described
 from experiments.lab.report.searches import FAMILIES
-from experiments.runs.schema import RATERS, SEARCHES
+from experiments.runs.schema import PLACEMENTS, POLICIES, RATERS, SEARCHES
+from search.base import StepwiseSearch
 from search.budget import LIMITS, Budget
+from ttc.checks import allowed, option_hints
+from ttc.remote.endpoint import Endpoint
+from ttc.sampling import Sampling
+from ttc.tools.base import Tools
 
 WHEN = "Use it where"
 
@@ -38,6 +46,73 @@ def budgets() -> str:
     words = described(Budget)
     rows = [(f"`{name}`", words[name]) for name in LIMITS]
     return table(("limit", "what it means"), rows)
+
+
+def memory() -> str:
+    return options("memory.", {name: POLICIES[name] for name in sorted({*POLICIES} - {"auto"})})
+
+
+def auto() -> str:
+    return options("memory.", {"auto": POLICIES["auto"]})
+
+
+def placement() -> str:
+    return options("placement.", PLACEMENTS)
+
+
+def backend() -> str:
+    return options("backend.", {"openai": Endpoint})
+
+
+def tools() -> str:
+    return options("", {"tools": Tools}, ("calls_per_branch", "time_s", "answer_tokens", "strict"))
+
+
+def thinking() -> str:
+    names = {f.name for f in fields(StepwiseSearch)} - {f.name for f in fields(Sampling)}
+    return options("", {"search": StepwiseSearch}, names)
+
+
+def options(prefix: str, kinds: Mapping[str, type], names: Collection[str] = ()) -> str:
+    """A row for each option of these classes, by their choices: what it means, its default and its
+    limit. names: of those to show, () for all."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for choice, kind in kinds.items():
+        words = described(kind)
+        for f in fields(kind):  # type: ignore[arg-type]
+            if f.init and (not names or f.name in names):
+                found.setdefault(f.name, {}).setdefault(words[f.name], {})[choice] = f.default
+    rows = []
+    for name, meanings in found.items():
+        for meaning, defaults in meanings.items():
+            usual, _ = Counter(defaults.values()).most_common(1)[0]
+            told = [_default(usual)]
+            told += [f"`{c}` {_default(own)}" for c, own in defaults.items() if own != usual]
+            limit = allowed(option_hints(kinds[next(iter(defaults))])[name])
+            where = [_among(defaults, kinds)] if len(kinds) > 1 else []
+            rows.append((f"`{prefix}{name}`", *where, meaning, ", ".join(told), limit))
+    heads = ("setting", *(("of",) if len(kinds) > 1 else ()), "meaning", "default", "limit")
+    return table(heads, rows)
+
+
+def _among(some: Collection[str], every: Collection[str]) -> str:
+    """Names of choices, or those that are missing where these are fewer."""
+    missing = [f"`{name}`" for name in every if name not in some]
+    if not missing:
+        return "all"
+    if len(missing) < len(some):
+        return f"all but {', '.join(missing)}"
+    return ", ".join(f"`{name}`" for name in some)
+
+
+def _default(value: Any) -> str:
+    if value is MISSING:
+        return ""
+    if value in (None, ""):
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"`{value}`" if isinstance(value, str) else f"{value:,}".removesuffix(".0")
 
 
 def first_sentence(described: type) -> str:

@@ -151,6 +151,9 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     f"{BESIDE}/programs.md": {"searches_code": ("searches_code", searches.table)},
     f"{BESIDE}/speculative.md": {"speculative": ("speculative", speculative.table)},
     "docs/verifiers.md": {},
+    "docs/memory.md": {},
+    "docs/placement.md": {},
+    "docs/evaluation.md": {},
     f"{BESIDE}/value_head.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {
         "rksc_arms": (
@@ -169,6 +172,11 @@ table)."""
 LISTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/searches.md": {"searches": docstrings.searches, "budgets": docstrings.budgets},
     "docs/verifiers.md": {"verifiers": docstrings.verifiers},
+    "docs/memory.md": {"memory": docstrings.memory},
+    "docs/placement.md": {"placement": docstrings.placement, "auto": docstrings.auto},
+    "docs/remote.md": {"backend": docstrings.backend},
+    "docs/tools.md": {"tools": docstrings.tools},
+    "docs/evaluation.md": {"thinking": docstrings.thinking},
 }
 """The tables of each document that are made from docstrings, by their names."""
 

@@ -27,7 +27,7 @@ from ttc.errors import TTCError
 from ttc.origin import at, error_text, origin, raised_by_user
 from ttc.parts import missing_for
 
-TYPES = {"Integer": int, "Float": float, "Boolean": bool, "String": str}
+TYPES = {"Integer": int, "Float": float, "bool": bool, "String": str}
 """What OmegaConf calls the types of values."""
 
 
@@ -132,6 +132,8 @@ def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
 
 def _wrong_type(given: str, error: ValidationError) -> str | None:
     """The refusal of a value of another type, in the words of `ttc.checks`."""
-    told = re.match(r"Value '.*' of type '(\w+)' could not be converted to (\w+)", error.msg or "")
-    right = told and TYPES.get(told[2])
-    return f"{given} is of type {told[1]}; give {PLAIN[right]}" if told and right else None
+    converted = r"Value '.*' of type '(?P<given>\w+)' could not be converted to (?P<right>\w+)"
+    flag = r"Value '.*' is not a valid (?P<right>bool) \(type (?P<given>\w+)\)"
+    told = re.match(converted, error.msg or "") or re.match(flag, error.msg or "")
+    right = told and TYPES.get(told["right"])
+    return f"{given} is of type {told['given']}; give {PLAIN[right]}" if told and right else None

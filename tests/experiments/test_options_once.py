@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
-from typing import Any, get_args, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
-import ttc
 from experiments.cli.described import described, help_lines
+from experiments.cli.refusals import explained
 from experiments.cli.settings import SETTINGS, ModelConfig, RunConfig
-from experiments.runs.schema import GROUPS
+from experiments.runs.schema import GROUPS, Config, check_settings, schema_of
+from search.base import Search
 from search.budget import LIMITS, Budget
-from ttc import InvalidInput
+from ttc import InvalidInput, TTCError
 from ttc.checks import check_limits, option_hints
 from ttc.parts import handlers
 
@@ -36,6 +45,25 @@ def beyond(hint: Any) -> list[Any]:
     return wrong
 
 
+def leaves(hint: Any) -> set[Any]:
+    """The types that a hint is made of, its limits left out."""
+    if get_origin(hint) is Annotated:
+        return leaves(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return {str}
+    return set().union(*map(leaves, get_args(hint))) or {hint}
+
+
+def is_plain(hint: Any) -> bool:
+    return leaves(hint) <= {int, float, str, bool, NoneType, ...} and not is_nested(hint)
+
+
+def is_nested(hint: Any) -> bool:
+    """Whether lists lie in lists, which are not checked here."""
+    listed = [part for part in get_args(hint) if get_origin(part) in (list, tuple, Sequence)]
+    return any(get_origin(part) in (list, tuple) for one in listed for part in get_args(one))
+
+
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_a_misspelt_option_and_a_value_beyond_its_limit_are_refused_in_one_way(kind: Any) -> None:
     hints = option_hints(kind)
@@ -53,9 +81,74 @@ def test_a_misspelt_option_and_a_value_beyond_its_limit_are_refused_in_one_way(k
         for value in beyond(hint):
             with pytest.raises(InvalidInput, match=rf"\b{name}={value} must be "):
                 kind(**needed | {name: value})
+        if is_plain(hint):
+            with pytest.raises(InvalidInput, match=rf"\b{name}=b'' is of type bytes; give "):
+                kind(**needed | {name: b""})
+
+
+CHOICES = [(group, name) for group in GROUPS for name in GROUPS[group].choices]
+RIGHT = {int: "a whole number", float: "a number", bool: "True or False"}
+
+
+def refused(config: Any, override: str) -> str:
+    """What a command tells of a setting that is typed after it."""
+    config = config.copy()
+    typed = OverridesParser.create().parse_overrides([override])
+    with pytest.raises((HydraException, TTCError)) as error:
+        ConfigLoaderImpl._apply_overrides_to_config(typed, config)
+        check_settings(config)
+        instantiate(config[override.partition(".")[0]], _convert_="all")
+    return explained(error.value)
+
+
+def configured(group: str, kind: Any) -> Any:
+    """A run's configuration with these settings, of which those without a default are given."""
+    config = OmegaConf.structured(Config)
+    config[group] = OmegaConf.structured(kind)
+    for name, value in GIVEN.items():
+        if name in config[group].keys() and OmegaConf.is_missing(config[group], name):  # noqa: SIM118
+            config[group][name] = value
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def check_refusals(group: str, kind: Any, hints: dict[str, Any]) -> None:
+    """Each option, misspelt, with a value of another type and with one beyond its limit."""
+    config = configured(group, kind)
+    for name, hint in hints.items():
+        key = f"{group}.{name}"
+        unknown = refused(config, f"{key}x=1")
+        assert unknown.startswith(f"{key}x is no setting") and "; is it " in unknown
+        listed = {get_origin(part) for part in (hint, *get_args(hint))} & {list, tuple, Sequence}
+        types = {list} if listed else leaves(hint) - {NoneType}
+        if types <= {int} or types <= {int, float} or types <= {bool}:
+            right = RIGHT[float if float in types else types.pop()]
+            assert refused(config, f"{key}=much") == f"{key}=much is of type str; give {right}"
+        for value in beyond(hint):
+            told = re.search(rf"\b{name}=(\S+) must be ", refused(config, f"{key}={value}"))
+            assert told is not None and float(told[1]) == value
+
+
+@pytest.mark.parametrize(("group", "name"), CHOICES)
+def test_hydra_refuses_each_option_of_a_choice_as_its_class_does(group: str, name: str) -> None:
+    kind = GROUPS[group].choices[name]
+    check_refusals(group, schema_of(kind), option_hints(kind))
+
+
+@pytest.mark.parametrize("group", ["run", "dataset"])
+def test_hydra_refuses_each_setting_that_no_object_is_made_of(group: str) -> None:
+    check_refusals(group, SETTINGS[group], option_hints(SETTINGS[group]))
 
 
 SAID = {**SETTINGS, "model": ModelConfig, **handlers("settings")}
+OBJECTS = [kind for kind in CLASSES if not issubclass(kind, Search)]
+"""The options of searches are told in their prose."""
+
+
+@pytest.mark.parametrize("kind", OBJECTS, ids=lambda kind: kind.__name__)
+def test_every_option_of_a_choice_is_described_where_it_is_defined(kind: Any) -> None:
+    words = described(kind)
+    assert not [f.name for f in fields(kind) if f.init and not words.get(f.name)]
 
 
 @pytest.mark.parametrize("group", SAID)
@@ -78,12 +171,16 @@ def test_a_run_has_the_limits_of_a_budget() -> None:
     assert get_type_hints(RunConfig)["max_wall_s"] == float | None
 
 
-def test_settings_beyond_their_limits_are_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"^run\.batch=0 must be at least 1, or null$"):
-        check_limits(RunConfig(batch=0), RunConfig, "run.")  # type: ignore[call-arg]
+@pytest.mark.parametrize("group", SAID)
+def test_settings_beyond_their_limits_are_refused(group: str) -> None:
+    kind: Any = SAID[group]
+    for name, hint in option_hints(kind).items():
+        for value in beyond(hint):
+            with pytest.raises(InvalidInput, match=rf"^{group}\.{name}={value} must be "):
+                check_limits(kind(**{name: value}), kind, f"{group}.")
 
 
 def test_a_description_may_be_of_several_options_and_ends_at_the_next() -> None:
-    words = described(ttc.Auto)
-    assert words["prompt_tokens"] == words["branches"] and "problems" in words
-    assert "problems:" not in words["branches"]
+    words = described(ModelConfig)
+    assert words["device"] == words["dtype"] and "device_map" in words
+    assert "device_map:" not in words["dtype"]

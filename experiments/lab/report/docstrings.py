@@ -79,7 +79,7 @@ def options(prefix: str, kinds: Mapping[str, type], names: Collection[str] = ())
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for choice, kind in kinds.items():
         words = described(kind)
-        for f in fields(kind):  # type: ignore[arg-type]
+        for f in fields(kind):
             if f.init and (not names or f.name in names):
                 found.setdefault(f.name, {}).setdefault(words[f.name], {})[choice] = f.default
     rows = []

@@ -163,7 +163,7 @@ def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
         (
             [record("a", candidate("7", score=1.0))],
             ["--temperature", "0"],
-            "temperature=0.0 of soft best-of-n",
+            "temperature=0.0 must be more than 0",
         ),
     ],
 )

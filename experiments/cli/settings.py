@@ -74,7 +74,8 @@ class DatasetConfig:
     hub, subset, split: a data set of the hub. path: a local file or folder instead (jsonl, json,
     csv, tsv, parquet, what datasets' save_to_disk wrote). task, params, size, seed: a task of
     reasoning-gym.
-    fields: what a row's fields are called. shuffle_seed: of the order of choices.
+    fields: what a row's fields are called. shuffle_seed: of the order of choices. orders: in how
+    many orders of its choices each question is asked; it counts once, with their mean.
     limit, offset: which problems; a task makes as many as `limit` says.
     reader: how a row is read, by a name of `readers.READERS` or the dotted path of a function (row,
     id, these settings) -> Problem. extract, grader: dotted paths of functions in place of
@@ -109,6 +110,7 @@ class DatasetConfig:
     size: PositiveInt = 50
     seed: int = 0
     shuffle_seed: int = 0
+    orders: PositiveInt = 1
     limit: PositiveInt | None = None
     offset: NonNegativeInt = 0
     pad_chars: NonNegativeInt = 0

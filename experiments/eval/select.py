@@ -17,7 +17,7 @@ from experiments.cli.printable import printable
 from experiments.cli.tables import Table
 from experiments.runs.reading import read_fingerprint, read_records
 from experiments.runs.stats import wilson
-from experiments.runs.summary import counted
+from experiments.runs.summary import counted, means, question_of
 from search.selection import Rule, Sample, all_rules
 from ttc.errors import InvalidInput, TTCError, number_of
 from ttc.sampling import random_key
@@ -38,9 +38,10 @@ MISSING = {
 @dataclass(frozen=True)
 class Solved:
     """One problem's candidates in the order of their index, and which of them are right. None, if
-    it failed."""
+    it failed. question: see `question_of`."""
 
     id: str
+    question: str
     samples: list[Sample]
     correct: list[bool]
     tokens: list[int]
@@ -50,7 +51,11 @@ class Solved:
         branches = sorted(counted(record), key=lambda branch: branch["path"])
         samples = [Sample.of_record(branch) for branch in branches]
         return cls(
-            record["id"], samples, [b["correct"] for b in branches], [b["tokens"] for b in branches]
+            record["id"],
+            question_of(record),
+            samples,
+            [b["correct"] for b in branches],
+            [b["tokens"] for b in branches],
         )
 
 
@@ -103,8 +108,9 @@ def score(
     interval.
 
     A problem counts with the share of its subsets in which the rule chooses a right candidate, so
-    that an interval over several subsets is rather too wide than too narrow. One that failed counts
-    as wrong. tokens: the mean number of generated tokens of the n candidates.
+    that an interval over several subsets is rather too wide than too narrow; so does a question
+    with the mean of its orders. One that failed counts as wrong. tokens: the mean number of
+    generated tokens of the n candidates.
     """
     rows = []
     for n in range(1, max(len(problem.samples) for problem in problems) + 1):
@@ -123,7 +129,9 @@ def score(
                     chances = rule.chances([problem.samples[i] for i in subset])
                     hits += sum(chance for chance, mark in zip(chances, marks, strict=True) if mark)
                 shares[rule.name].append(hits / len(chosen))
-        for name, values in shares.items():
+        asked = [problem.question for problem in problems]
+        for name, each in shares.items():
+            values = means(zip(asked, each, strict=True)).values()
             figures = {
                 "accuracy": sum(values) / len(values),
                 "accuracy_95": list(wilson(sum(values), len(values))),

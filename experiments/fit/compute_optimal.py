@@ -23,6 +23,7 @@ from experiments.cli.command import perform
 from experiments.cli.output import show
 from experiments.runs.bootstrap import difference
 from experiments.runs.finished import FinishedRun
+from experiments.runs.orders import check_one_order
 from experiments.runs.stats import wilson
 from experiments.runs.summary import is_right
 from search.budget import LIMITS
@@ -115,6 +116,8 @@ def _check_runs(runs: Sequence[FinishedRun]) -> None:
         if run.config.get(f"run.{name}") is not None
     }
     refuse(of_one | limited)
+    for run in runs:
+        check_one_order(run.config.get("dataset.orders"), "this fit")
 
 
 def _spent(record: dict[str, Any]) -> int:

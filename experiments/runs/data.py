@@ -10,6 +10,7 @@ from typing import Any
 from experiments.cli.settings import DatasetConfig
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import AnswerReading, IsCorrect
+from experiments.runs.orders import check_one_order, check_orders, in_orders
 from experiments.runs.private import LEFT_OUT, texts_left_out, without_quotes
 from experiments.runs.readers import (
     check_fields_are_read,
@@ -28,6 +29,7 @@ from ttc.parts import handler
 from ttc.results import Problem, Result
 from ttc.text.answers import check_gold
 from ttc.text.encodable import encodable
+from ttc.text.multiple_choice import stated_choice
 from ttc.text.prompt import check_text
 
 SHOWN_KINDS = 5
@@ -94,6 +96,7 @@ def _load(config: DatasetConfig) -> LoadedTask:
     stop = None if config.limit is None else config.offset + config.limit
     check_fields_are_read(config)
     if config.task is not None:
+        check_one_order(config.orders, f"dataset.task={config.task}")
         read = config.hub if config.path is None else config.path
         refuse(
             {
@@ -115,7 +118,7 @@ def _load(config: DatasetConfig) -> LoadedTask:
     if config.shots_path is None:  # else its rows alone may have solutions
         check_solution_is_there(rows, config)
     numbered = list(enumerate(rows))[config.offset : stop]
-    problems, failures = _read(numbered, config)
+    problems, failures = _read(numbered, config, config.orders)
     if not problems:
         kinds = kinds_of_errors([reason for _, reason in failures])
         alike = [f"\n  {shown_kind(kind)}" for kind in kinds[:SHOWN_KINDS] if len(failures) > 1]
@@ -123,6 +126,7 @@ def _load(config: DatasetConfig) -> LoadedTask:
             f"no row of {config.name} ({len(failures)}) can be used as "
             f"dataset.reader={config.reader}; {failures[0][0]}: {failures[0][1]}{''.join(alike)}"
         )
+    check_orders(problems, config.orders)
     shown = {question for question, _ in load_examples(config)}
     if both := [p.id for p in problems if p.question in shown]:
         raise InvalidInput(
@@ -198,7 +202,11 @@ def _worked_example(problem: Problem, config: DatasetConfig) -> str:
         ends_so = "\\boxed{" in solution
     else:
         asked = "the answer is" in config.instruction.lower() and "####" not in config.instruction
-        ends_so = not asked or "answer is" in solution.rpartition("\n")[2].lower()
+        last = solution.rpartition("\n")[2]
+        says = "answer is" in last.lower()
+        if config.answer_kind == "choice":  # an explanation may speak of another answer
+            says = stated_choice(last, problem.metadata.get("choices")) == problem.answer
+        ends_so = not asked or says
     if solution and ends_so:
         return solution
     before, mark, _ = solution.rpartition("####")
@@ -217,9 +225,10 @@ def _rows(config: DatasetConfig) -> list[Row]:
 
 
 def _read(
-    rows: list[tuple[int, Row]], config: DatasetConfig
+    rows: list[tuple[int, Row]], config: DatasetConfig, orders: int = 1
 ) -> tuple[list[Problem], list[tuple[str, str]]]:
-    """The problems of numbered rows, and (name, reason) of each row that cannot be one."""
+    """The problems of numbered rows, each in so many orders of its choices, and (name, reason) of
+    each row that cannot be one."""
     read = find_reader(config.reader)
     problems: dict[str, Problem] = {}
     failures = []
@@ -231,9 +240,10 @@ def _read(
                 source = text_of(row, config.fields.source)
                 check_text(source, "the source")
                 problem = replace(problem, metadata=problem.metadata | {"source": source})
-            if problem.id in problems:
-                raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
-            problems[problem.id] = problem
+            asked = {p.id: p for p in in_orders(problem, orders, config.shuffle_seed)}
+            if known := asked.keys() & problems.keys():
+                raise InvalidInput(f"the id {min(known)!r} stands on an earlier row already")
+            problems |= asked
         except (Exception, SystemExit) as error:  # a reader may be anyone's; its row alone fails
             reason = str(error)
             if isinstance(error, KeyError):

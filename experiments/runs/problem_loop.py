@@ -28,10 +28,10 @@ from experiments.runs.data import LoadedTask, load_task, part_of
 from experiments.runs.dry_run import describe
 from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
+from experiments.runs.orders import same_choices
 from experiments.runs.private import texts_left_out, without_texts
 from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
-from experiments.runs.readers import same_choices
 from experiments.runs.reading import read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import ProgressBar, show_logged
@@ -112,10 +112,13 @@ class Job:
         if shard is not None:
             part = f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
         problems = number_of(self.total, "problem")
+        if (orders := config.dataset.orders) > 1:
+            problems += f" (each question in {orders} orders of its choices)"
         yield f"{title}, {config.model.name}, {config.dataset.name}: {problems}{part}"
         if (why := misfit(self.verifier, config.dataset.answer_kind)) is not None:
             yield why
-        if doubled := [problem.id for problem in self.task.problems if same_choices(problem)]:
+        asked = [p for p in self.task.problems if "order_of" not in p.metadata]
+        if doubled := [problem.id for problem in asked if same_choices(problem)]:
             names = ", ".join(doubled[:5]) + (", ..." if len(doubled) > 5 else "")
             count = number_of(len(doubled), "question")
             yield f"{count} with two choices of the same text, one of which is wrong: {names}"
@@ -204,7 +207,7 @@ class Job:
             raise InvalidInput(
                 f"{folder.path} holds {number_of(len(others), 'problem')} that this command does "
                 f"not ask for, as {others[0]}; ask for as many as before (dataset.limit, "
-                "dataset.size), or give another run.name"
+                "dataset.size, dataset.orders), or give another run.name"
             )
 
     def _ids(self) -> list[str]:

@@ -79,6 +79,7 @@ def problem_record(result: Result, task: LoadedTask, with_tokens: bool = False) 
         "question": problem.question or None,
         "gold": problem.answer,
         "source": problem.metadata.get("source"),
+        **({"order_of": first} if (first := problem.metadata.get("order_of")) else {}),
         **grades,
         "error": error,
         "truncated": _has_no_end(result),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from experiments.cli.settings import DatasetConfig
+from experiments.runs.orders import LETTERS, lettered
 from experiments.runs.rows import Row
 from experiments.runs.user_code import find
 from ttc.checks import use_one_of
@@ -17,7 +18,6 @@ from ttc.results import Problem
 from ttc.text.numbers import as_number
 
 RowReader = Callable[[Row, str, DatasetConfig], Problem]
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def find_reader(name: str) -> RowReader:
@@ -140,11 +140,10 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
     choices = {letter: text for letter, text in options if text.strip() != "N/A"}
     _check_choice(gold, choices, "options")
     asked = text_of(row, config.fields.question or "question")
-    question = with_choices(asked, choices)
     worked = _solution(row, config.fields.solution or "cot_content")
-    about = {"category": row.get("category"), "choices": "".join(choices)}
+    about = {"category": row.get("category")}
     about |= {name: text.removeprefix("A:").strip() for name, text in worked.items()}
-    return Problem(question, name, gold, about)
+    return lettered(asked, name, choices, gold, about)
 
 
 def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
@@ -184,7 +183,7 @@ def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
     order = list(range(len(columns)))
     random.Random(f"{config.shuffle_seed}:{question}").shuffle(order)
     choices = [text_of(row, columns[i]) for i in order]
-    solution = _solution(row, config.fields.solution)
+    solution = _solution(row, config.fields.solution or "Explanation")
     return _with_letters(question, name, choices, order.index(0), solution)
 
 
@@ -225,22 +224,6 @@ def _solution(row: Row, name: str | None) -> dict[str, str]:
 def _with_letters(
     question: str, name: str, choices: list[str], right: int, about: Mapping[str, str]
 ) -> Problem:
-    lettered = dict(zip(LETTERS, choices, strict=False))
-    known = {"choices": "".join(lettered), **about}
-    return Problem(with_choices(question, lettered), name, LETTERS[right], known)
-
-
-def with_choices(question: str, choices: Mapping[str, str]) -> str:
-    return "\n".join([question, *(f"({letter}) {choice}" for letter, choice in choices.items())])
-
-
-def same_choices(problem: Problem) -> list[str]:
-    """The letters of choices whose texts are the same but for blanks and case, all but the first of
-    each text; none in a question without choices."""
-    letters = str(problem.metadata.get("choices") or "")
-    if not letters:
-        return []
-    _, *parts = re.split(rf"\n\(([{re.escape(letters)}])\) ", problem.question)
-    texts = dict(zip(parts[::2], parts[1::2], strict=True))
-    spelt = [" ".join(text.split()).casefold() for text in texts.values()]
-    return [letter for at, letter in enumerate(texts) if spelt[at] in spelt[:at]]
+    return lettered(
+        question, name, dict(zip(LETTERS, choices, strict=False)), LETTERS[right], about
+    )

@@ -46,6 +46,7 @@ MAY_CHANGE = (
     "run.threads",
     "dataset.limit",
     "dataset.size",
+    "dataset.orders",
     "backend.base_url",
     "backend.key_env",
     "backend.concurrency",

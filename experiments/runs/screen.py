@@ -15,7 +15,7 @@ from tqdm import tqdm
 from experiments.cli.output import say
 from experiments.cli.printable import printable
 from experiments.runs.private import without_quotes
-from experiments.runs.stats import wilson
+from experiments.runs.summary import by_question, interval_of, mean
 from ttc.errors import number_of
 
 WIDTH = 80
@@ -179,15 +179,15 @@ class ProgressBar:
         yield f"{tqdm.format_sizeof(self.tokens)} tok"
         yield f"{tqdm.format_sizeof(speed)}/s"
         if done := list(self.records.values()):
-            correct = sum(record["correct"] for record in done)
-            ends = (100 * share for share in (correct / len(done), *wilson(correct, len(done))))
+            shares = by_question(done, lambda record: record["correct"])
+            ends = (100 * share for share in (mean(shares), *interval_of(shares)))
             yield "{:.0f}% [{:.0f}-{:.0f}]".format(*ends)
         if hasattr(self.engine, "kv_bytes") and (kv := self.engine.kv_bytes()):
             yield f"KV {as_bytes(kv)}"
         if done and self.tokens:  # other problems may take as many tokens as those so far
-            mean = sum(r["usage"]["generated_tokens"] for r in done) / len(done)
+            each = mean([r["usage"]["generated_tokens"] for r in done])
             under_way = self.tokens - self.solved_tokens
-            left = max(0.0, mean * (self.total - len(done)) - under_way) / speed
+            left = max(0.0, each * (self.total - len(done)) - under_way) / speed
             yield f"{as_time(left)} left"
 
 

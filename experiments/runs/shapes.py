@@ -96,6 +96,7 @@ class Record(TypedDict, total=False):
     question: str | None
     gold: str | None
     source: str | None
+    order_of: str
     prompt: str | None
     answer: str | None
     correct: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.runs.config_values import as_dict
 from experiments.runs.parameters import run_parameters
 from experiments.runs.records import vote_of
-from experiments.runs.stats import maj_at_k, pass_at_k, wilson
+from experiments.runs.stats import accuracy, maj_at_k, pass_at_k
 
 KS = tuple(2**i for i in range(11))
 """The k of pass@k and maj@k."""
@@ -78,26 +78,26 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     what was approximate.
 
     A problem that failed counts as wrong everywhere. pass@k and maj@k are over all subsets of k
-    branches; in maj@k ties count in part.
+    branches; in maj@k ties count in part. A question that was asked in several orders counts once
+    in all of these, with their mean.
     """
-    total = len(records)
-    correct = sum(map(is_right, records))
     ks = widths(records)
-    low, high = wilson(correct, total)
+    shares = by_question(records, is_right)
     tokens = [r["usage"]["generated_tokens"] for r in records]
     return {
-        "problems": total,
-        "correct": correct,
-        "accuracy": correct / total if total else 0.0,
-        "accuracy_95": [low, high],
-        "accuracy_strict": mean([is_right_strictly(r) for r in records]),
+        "problems": len(records),
+        **({"questions": len(shares)} if len(shares) < len(records) else {}),
+        "correct": sum(map(is_right, records)),
+        "accuracy": mean(shares),
+        "accuracy_95": interval_of(shares),
+        "accuracy_strict": mean(by_question(records, is_right_strictly)),
         "failures": sum(map(failed, records)),
         "failure_reasons": failure_reasons(records),
         "truncated": sum(r.get("truncated", False) for r in records),
         "truncated_by": dict(Counter(cause for r in records if (cause := r.get("truncated_by")))),
         "branches": branch_counts(records),
-        "pass_at_k": {str(k): mean([pass_share(r, k) for r in records]) for k in ks},
-        "maj_at_k": {str(k): mean([majority_share(r, k) for r in records]) for k in ks},
+        "pass_at_k": {str(k): mean(by_question(records, partial(pass_share, k=k))) for k in ks},
+        "maj_at_k": {str(k): mean(by_question(records, partial(majority_share, k=k))) for k in ks},
         "generated_tokens": sum(tokens),
         "generated_tokens_per_problem": mean(tokens),
         "verifier_tokens": sum(r["usage"]["verifier_tokens"] for r in records),
@@ -233,6 +233,38 @@ def is_tied(votes: Sequence[tuple[int, bool]]) -> bool:
 
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def means(figures: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The mean of the figures of each name."""
+    groups: dict[str, list[float]] = {}
+    for name, figure in figures:
+        groups.setdefault(name, []).append(figure)
+    return {name: mean(values) for name, values in groups.items()}
+
+
+# ------------------------------------------------------- a question counts once, in all its orders
+
+
+def question_of(record: Mapping[str, Any]) -> str:
+    """The id of the question that a problem asks, in whatever order of its choices."""
+    return str(record.get("order_of") or record["id"])
+
+
+def by_question(
+    records: Collection[dict[str, Any]], figure: Callable[[dict[str, Any]], float]
+) -> list[float]:
+    """A figure of each question, the mean over its orders."""
+    if not any("order_of" in record for record in records):
+        return [figure(record) for record in records]
+    return list(means((question_of(record), figure(record)) for record in records).values())
+
+
+def interval_of(shares: Sequence[float]) -> list[float]:
+    """The 95% interval of the mean of questions' shares of right answers. Questions are
+    independent, so that the error of their means is the error clustered by question."""
+    estimate = accuracy(shares) if shares else None
+    return [0.0, 1.0] if estimate is None else [estimate.low, estimate.high]
 
 
 # ---------------------------------------------------------------- what counts, in every table alike

@@ -64,8 +64,11 @@ def table(name: str, summary: dict[str, Any], settings: Collection[str] = ()) ->
     """settings: the names of the search's."""
     low, high = summary["accuracy_95"]
     moved = [summary["host_to_device_bytes"] / 2**20, summary["device_to_host_bytes"] / 2**20]
+    count = f"{summary['problems']} ({summary['failures']} failed)"
+    if questions := summary.get("questions"):
+        count += f", orders of {number_of(questions, 'question')}"
     rows = [
-        ("problems", f"{summary['problems']} ({summary['failures']} failed)"),
+        ("problems", count),
         ("accuracy", f"{summary['accuracy']:.1%}  [95%: {low:.1%} to {high:.1%}]"),
         *(("cut off", text) for text in _cut_off(summary, settings)),
         *([("branches", told)] if (told := shown_counts(summary["branches"])) else []),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.runs.orders import same_choices, with_choices
 from experiments.runs.problem_loop import run
-from experiments.runs.readers import same_choices, with_choices
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc.results import Problem
 

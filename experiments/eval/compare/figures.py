@@ -19,6 +19,7 @@ from experiments.runs.summary import (
     majority_share,
     mean,
     pass_share,
+    question_of,
     widths,
 )
 
@@ -118,13 +119,17 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _pair(row: ComparedRow, base: ComparedRow) -> dict[str, Any]:
-    marks = [
+    marks, others = (
         {name: mark for run in side.runs for name, mark in run.problems.items()}
         for side in (row, base)
-    ]
-    both = [
-        name for name in row.values if name in base.values and _same(marks[0][name], marks[1][name])
-    ]
+    )
+    changed = {
+        question_of(record)
+        for run in row.runs
+        for name, record in run.records.items()
+        if name in others and not _same(marks[name], others[name])
+    }
+    both = [name for name in row.values if name in base.values and name not in changed]
     if both:
         test = paired(
             [row.values[n] for n in both], [base.values[n] for n in both], row.sources(both)

@@ -20,7 +20,7 @@ from experiments.runs.config_values import changed_values, listed
 from experiments.runs.finished import FinishedRun
 from experiments.runs.records import MAY_CHANGE
 from experiments.runs.run_name import data_label
-from experiments.runs.summary import is_right
+from experiments.runs.summary import is_right, mean, means, question_of
 from experiments.runs.sweep import in_order_of_sweep, typed_names
 from ttc.errors import InvalidInput, number_of
 
@@ -57,28 +57,25 @@ class ComparedRow:
 
     @cached_property
     def values(self) -> dict[str, float]:
-        """The share of a problem's runs that are right."""
+        """The share of a question's runs, and of its orders in them, that are right."""
         return self.each(is_right)
 
     def each(self, figure: Callable[[dict[str, Any]], float]) -> dict[str, float]:
-        """A figure of each problem, the mean over its runs."""
-        figures: dict[str, list[float]] = {}
-        for run in self.runs:
-            for name, record in run.records.items():
-                figures.setdefault(name, []).append(figure(record))
-        return {name: sum(values) / len(values) for name, values in figures.items()}
+        """A figure of each question, the mean over its runs and orders."""
+        records = (record for run in self.runs for record in run.records.values())
+        return means((question_of(record), figure(record)) for record in records)
 
     def mean(self, figure: Callable[[dict[str, Any]], float]) -> float:
-        """The mean of a figure over the problems: each counts once, in however many runs it is."""
-        figures = self.each(figure).values()
-        return sum(figures) / len(figures)
+        """The mean of a figure over the questions: each counts once, in however many runs and
+        orders it is."""
+        return mean(list(self.each(figure).values()))
 
     def sources(self, names: Sequence[str]) -> list[str] | None:
-        """The source of each problem, itself where it has none; None where no problem has one."""
+        """The source of each question, itself where it has none; None where none has one."""
         known = {
-            name: record["source"]
+            question_of(record): record["source"]
             for run in self.runs
-            for name, record in run.records.items()
+            for record in run.records.values()
             if record.get("source")
         }
         if not known:
@@ -200,7 +197,9 @@ def _configuration(run: FinishedRun) -> str:
 
 
 def _settings(run: FinishedRun) -> dict[str, Any]:
-    return {key: value for key, value in run.config.items() if key not in OF_A_SEED}
+    kept = {key: value for key, value in run.config.items() if key not in OF_A_SEED}
+    orders = run.config.get("dataset.orders") or 1  # further ones are other problems
+    return kept | ({"dataset.orders": orders} if orders > 1 else {})
 
 
 def _is_run(folder: Path) -> bool:

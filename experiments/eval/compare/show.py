@@ -29,7 +29,8 @@ Figures = dict[str, Any]
 
 ABOUT = (
     "Accuracy with its 95% interval: Wilson's for single runs, from the standard error of the "
-    "questions' means for several seeds, clustered where questions share a source. Tokens, FLOPs "
+    "questions' means for several seeds, clustered where questions share a source. A question in "
+    "several orders of its choices counts once, with their mean. Tokens, FLOPs "
     "and seconds are per problem; FLOPs are 2 x parameters x tokens."
 )
 ABOUT_PAIRS = (

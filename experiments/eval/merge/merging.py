@@ -21,7 +21,7 @@ from experiments.runs.summary import summary_of
 from experiments.runs.summary_tables import table
 from ttc.errors import InvalidInput, number_of, refuse
 
-FREE = {*MAY_CHANGE, "run.name"} - {"dataset.limit", "dataset.size"}
+FREE = {*MAY_CHANGE, "run.name"} - {"dataset.limit", "dataset.size", "dataset.orders"}
 """Settings in which shards may differ; not those that say which problems there are."""
 
 

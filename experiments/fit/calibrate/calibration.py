@@ -23,6 +23,7 @@ from experiments.runs.build import (
 )
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_task
+from experiments.runs.orders import check_one_order
 from experiments.runs.screen import show_logged, with_progress
 from search import Search
 from search.config import SearchConfig
@@ -57,6 +58,7 @@ def run(config: DictConfig) -> GateCalibration | ExitCalibration:
     _check(config)
     search = instantiate(config.search, _convert_="all")
     inner = _inner(config)
+    check_one_order(config.dataset.orders, "a calibration")
     task = load_task(config.dataset)
     if not search.needs_verifier:
         raise InvalidInput(

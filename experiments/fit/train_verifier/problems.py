@@ -13,6 +13,7 @@ from experiments.fit.train_verifier.settings import LEAST
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_task
 from experiments.runs.grading import AnswerReading, IsCorrect
+from experiments.runs.orders import check_one_order
 from ttc.errors import InvalidInput, number_of
 from ttc.results import Problem
 
@@ -65,6 +66,7 @@ def load_problems(config: DictConfig) -> Problems:
     Raises InvalidInput where no source is known, and where too few problems are left.
     """
     settings, data = config.train, config.dataset
+    check_one_order(data.orders, "training")
     tested = load_task(data)
     changes: dict[str, Any] = as_dict(settings.data, resolve=True) or source(data)
     asked = settings.problems + len(tested.problems)  # some will be in the test set too

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from experiments.eval.predictions import RULES, predictions_of
 from experiments.pages.leaderboard.plan import Leaderboard
 from experiments.runs.finished import FinishedRun
 from experiments.runs.records import as_json
-from experiments.runs.summary import KS
+from experiments.runs.summary import KS, by_question, mean
 from ttc.errors import InvalidInput
 
 LABELS = ("model", "dataset", "search", "budget")
@@ -63,11 +64,19 @@ def cell_row(cell: Cell, run: FinishedRun) -> Figures:
 
 def predictions_right(run: FinishedRun) -> dict[str, float]:
     """The share of problems whose prediction is right, for n = 1, 2, 4, ... candidates."""
-    solved = list(filter(None, map(predictions_of, run.records.values())))
+    found = {name: predictions_of(record) for name, record in run.records.items()}
+    solved = list(filter(None, found.values()))
     if not solved:
         return {}
     shared = [name for name in solved[0] if all(name in predictions for predictions in solved)]
-    return {name: sum(p[name][1] for p in solved) / len(run.records) for name in shared}
+
+    def right(record: dict[str, Any], column: str) -> bool:
+        return found[record["id"]].get(column, (None, False))[1]
+
+    return {
+        column: mean(by_question(run.records.values(), partial(right, column=column)))
+        for column in shared
+    }
 
 
 def write_predictions(run: FinishedRun, out: Path) -> None:

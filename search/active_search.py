@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from search.base import Case, Request, Search, SearchSteps, StepParts, check_request
+from search.base import Case, Request, SearchSteps, StepParts, check_request
 from search.budget import Budget, Spending
 from search.config import SearchConfig
 from search.recorded_tree import RecordedTree, pruned
@@ -97,7 +97,7 @@ class ActiveSearch:
     def __post_init__(self) -> None:
         self.spending = Spending(self.budget, {self.root.model: self.root.usage})
         self.case = self.config.case(self.problem)
-        self.steps = steps_of(self.config.search, self.root, self.case)
+        self.steps = steps_of(self.config, self.root, self.case)
         self.record(self.root, None)
         chat = Chat(self.config.template, (), len(self.root.tokens))
         self.begin_turn(self.root, chat, self.tokenizer)
@@ -448,8 +448,14 @@ def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> Se
     return [last]
 
 
-def steps_of(search: Search, root: Branch, case: Case) -> SearchSteps:
-    steps = search.run(root, case)
+def steps_of(config: SearchConfig, root: Branch, case: Case) -> SearchSteps:
+    search, tools = config.search, config.tools
+    if tools is not None and tools.opening:
+        from ttc.parts import handler
+
+        steps: SearchSteps = handler("tool_use", "opening")(search, root, case, tools)
+    else:
+        steps = search.run(root, case)
     if not hasattr(steps, "send"):
         raise InvalidInput(
             f"{type(search).__name__}.run gave a {type(steps).__name__}, and must be a generator; "

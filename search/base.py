@@ -28,7 +28,7 @@ from ttc.checks import (
 )
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Aggregation, Append, Expand, Extract, Handoff, Rate, Release, Vary
-from ttc.sampling import MinP, Sampling
+from ttc.sampling import MinP, Penalty, Sampling
 from ttc.step import Step, Thinking
 from ttc.text.equality import AnswerReader
 from ttc.text.thoughts import Mode, Thoughts
@@ -99,13 +99,14 @@ COMMON = {
 class Search(Options, ABC):
     """An algorithm. Its fields are its whole configuration; it owns no model and no batching.
 
-    temperature, top_k, top_p, min_p: how tokens are drawn (see `ttc.Sampling`).
+    temperature, top_k, top_p, min_p, repetition_penalty: how tokens are drawn (see
+        `ttc.Sampling`).
 
     Of a model that thinks before it answers:
 
-    thinking: "on" or "off" through the chat template's switch, or how hard to think ("low",
-        "medium", "high") where it has `reasoning_effort`; "auto" leaves it to the template. Without
-        a switch, "off" ends each thought as it begins.
+    thinking: "on" or "off" through the chat template's switch, or how hard to think ("minimal",
+        "low", "medium", "high", "xhigh") where it has `reasoning_effort`; "auto" leaves it to the
+        template. Without a switch, "off" ends each thought as it begins.
     thinking_tokens: the most tokens of each branch's thought. Then the model's end of thinking is
         put in, and `final` after it. Limits of answers, such as `max_tokens`, count beside it. None
         lets them count thoughts too.
@@ -119,6 +120,7 @@ class Search(Options, ABC):
     top_k: NonNegativeInt = 0
     top_p: Share = 1.0
     min_p: MinP = 0.0
+    repetition_penalty: Penalty | None = None
     thinking: Mode = "auto"
     thinking_tokens: NonNegativeInt | None = 4096
     final: str = "Final Answer:"
@@ -128,7 +130,9 @@ class Search(Options, ABC):
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        return Sampling(
+            self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
+        )
 
     def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
         """The limits of a model's thoughts; None for a model without."""

@@ -97,6 +97,13 @@ class SearchConfig:
         """With a template, its thinking switched and tools told of, and what depends on that."""
         search, options = self.search, self.options
         closes = False
+        if options.tools is not None and options.tools.choice != "auto":
+            if search.thinking not in ("auto", "off"):
+                raise InvalidInput(
+                    f"thinking={search.thinking}, and tools.choice={options.tools.choice} begins "
+                    "each answer with a call; leave one of them out"
+                )
+            search = replace(search, thinking="off")
         if search.thinking != "auto":
             from ttc.text.thinking_switch import switched
 
@@ -105,6 +112,11 @@ class SearchConfig:
             raise InvalidInput(
                 "thinking=off, and the chat template has no switch for it; on this server no "
                 "thought can be ended, so use a model whose template has one, or thinking=auto"
+            )
+        if options.top_logprobs and not engine.keeps_alternatives:
+            raise InvalidInput(
+                f"top_logprobs={options.top_logprobs}: this backend tells nothing of other tokens "
+                "than those that it wrote; give 0, or use ttc.Engine"
             )
         chat, grammar = None, self.grammar
         if options.tools is not None:

@@ -50,8 +50,13 @@ def begin_children(run: UnderWay, active: ActiveSearch, request: Expand) -> None
 
 
 def _begin_steps(run: UnderWay, active: ActiveSearch, request: Expand, max_tokens: int) -> None:
-    grammar = active.config.grammar if request.step.is_answer else None
-    step = replace(request.step, stop_loops=active.config.stops_loops, grammar=grammar)
+    config = active.config
+    step = replace(
+        request.step,
+        stop_loops=config.stops_loops,
+        grammar=config.grammar if request.step.is_answer else None,
+        top_logprobs=config.options.top_logprobs,
+    )
     thoughts, chat = active.config.thoughts, active.config.tools
     limits = step.thinking if thoughts is not None else None
     closes = limits is not None and (limits.tokens is not None or step.stop_loops)

@@ -7,7 +7,9 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Annotated, Any, Protocol, TypedDict, Unpack
+
+from annotated_types import Interval
 
 from search.base import Search
 from search.budget import UNLIMITED, Budget
@@ -19,6 +21,8 @@ from ttc.results import Problem, Progress, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Setting
+
+TopLogprobs = Annotated[int, Interval(ge=0, le=20)]
 
 
 class Cancel(Protocol):
@@ -50,6 +54,7 @@ class SolveKeywords(TypedDict, total=False):
     tools: Any
     schema: Any
     grammar: str | None
+    top_logprobs: int
 
 
 class CallKeywords(SolveKeywords, total=False):
@@ -81,6 +86,7 @@ class SolveOptions(Options):
     tools: Any = None
     schema: Any = None
     grammar: str | None = None
+    top_logprobs: TopLogprobs = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -50,6 +50,10 @@ class SeveralModels(Backend):
     def writes_ahead(self) -> bool:
         return any(backend.writes_ahead for backend in self.models.values())
 
+    @property
+    def keeps_alternatives(self) -> bool:
+        return all(backend.keeps_alternatives for backend in self.models.values())
+
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
     ) -> Task[list[Branch]]:

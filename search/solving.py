@@ -102,6 +102,8 @@ def solve(
         rules of llguidance's form of Lark, as "start: /[0-9]+/". Tokens are drawn from the model's
         distribution over those that may follow; thoughts are free. A step ends where it does
         elsewhere, and a branch where its answer is complete.
+    top_logprobs: keep so many of the likeliest tokens in each place, up to 20, as `alternatives` of
+        each branch. Their log-probabilities are those before `temperature` and all filters.
     concurrency: the most problems under way at once; by default as many as there are free rows and
         memory for (16 until the first has ended, and on a backend that does not say what it has).
         max_rows: the most branches that decode at once, by default 256 where `concurrency` is not

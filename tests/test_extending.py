@@ -165,6 +165,7 @@ def test_the_settings_of_ones_own_search_are_its_fields(given: str, folder: Path
         "top_k": 0,
         "top_p": 1.0,
         "min_p": 0.0,
+        "repetition_penalty": None,
         "thinking": "auto",
         "thinking_tokens": 4096,
         "final": "Final Answer:",

@@ -140,6 +140,11 @@ class Backend:
         return MOST_ROWS
 
     @property
+    def keeps_alternatives(self) -> bool:
+        """Whether it can note the likeliest tokens in each place (`Step.top_logprobs`)."""
+        return False
+
+    @property
     def joins(self) -> bool:
         """Whether branches join others that decode; else all wait for the next call of
         `generate`."""

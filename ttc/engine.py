@@ -209,6 +209,10 @@ class Engine(Backend):
         return self.runtime.settings
 
     @property
+    def keeps_alternatives(self) -> bool:
+        return True
+
+    @property
     def lens(self) -> Lens:
         """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where
         there are none."""

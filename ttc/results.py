@@ -127,6 +127,7 @@ class BranchRecord:
     thinking_tokens: of the generated tokens, those of the thought.
     tool_calls: the tools that it has called; `answer_text` leaves out the calls and their answers.
     model: the name of the model that it is of, "" where there is one alone.
+    alternatives: the likeliest tokens in each place, where `top_logprobs` asked for them.
 
     Two records are equal only when they are the same object, as branches are.
     """
@@ -154,6 +155,7 @@ class BranchRecord:
     tool_calls: list[ToolCall] = field(default_factory=list)
     model: str = ""
     thought_closed: ThoughtClosed | None = None
+    alternatives: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, branch: Branch) -> BranchRecord:
@@ -190,6 +192,10 @@ class BranchRecord:
         for name in ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties"):
             given[name] = [math.nan if value is None else float(value) for value in given[name]]
         given["path"] = tuple(given["path"])
+        given["alternatives"] = {
+            int(place): [(int(token), float(logprob)) for token, logprob in pairs]
+            for place, pairs in given.get("alternatives", {}).items()
+        }
         if given["substituted"] is not None:
             stands_for = given["substituted"]
             given["substituted"] = Substitution(
@@ -346,7 +352,7 @@ class Progress:
 
 def _written(record: Node | BranchRecord) -> dict[str, Any]:
     values = {name: _plain(value) for name, value in asdict(record).items()}
-    for name in ("tool_calls", "model", "thought_closed"):
+    for name in ("tool_calls", "model", "thought_closed", "alternatives"):
         if not values.get(name, True):
             del values[name]
     return values

@@ -44,8 +44,12 @@ ROWS_PER_THREAD = 4
 
 NOT_FINITE, UNSURE = -1, -2
 
+NO_TOKEN = -1
+"""What fills the front of a row where its text is shorter than the longest one's."""
+
 
 MinP = Annotated[float, Interval(ge=0, lt=1)]
+Penalty = Annotated[float, Interval(ge=1e-3, le=1e3)]
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,18 @@ class Sampling(Options):
     """How the next token is chosen. `temperature=0` is greedy, `top_k=0`, `top_p=1` and `min_p=0`
     turn a filter off. Filters apply in the order top-k,
     top-p, min-p. Of equal logits top-k and min-p keep all or none, as transformers does, so that
-    `top_k=1` draws among those that tie for the largest."""
+    `top_k=1` draws among those that tie for the largest.
+
+    repetition_penalty: before all else, the logits of tokens that the prompt or the text so far
+    holds are divided by it where they are positive, and multiplied where not (Keskar et al., 2019,
+    section 4.1), as transformers and vLLM do. 1 changes nothing, and None leaves it to the model's
+    generation settings."""
 
     temperature: NonNegativeFloat = 1.0
     top_k: NonNegativeInt = 0
     top_p: Share = 1.0
     min_p: MinP = 0.0
+    repetition_penalty: Penalty | None = None
 
 
 SAMPLED = Sampling()
@@ -135,6 +145,7 @@ def draw(
     k: int = 20,
     scores: Tensor | None = None,
     allowed: np.ndarray | None = None,
+    texts: Sequence[np.ndarray] | None = None,
 ) -> Draws:
     """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al.,
     2014, section 2).
@@ -143,10 +154,12 @@ def draw(
     statistics: the entropy, the mean log-probability of the `k` likeliest tokens and the
         self-certainty too.
     scores: what the tokens are picked by in place of the logits, such as logits with a penalty, in
-        float32 or float64.
+        float32 or float64. A repetition penalty is the caller's to put in.
     allowed: the tokens that may be picked, uint32 (rows, words): bit t % 32 of word t // 32 stands
         for token t. They are drawn as if all others had no probability, and the filters see them
         alone. None for all.
+    texts: of each row the tokens before it, int64 and contiguous, for a repetition penalty; without
+        them there is none.
     The noise belongs to one token at one place of one branch, so rounding changes a choice only
     where the two best are as close as the rounding. Inverting the cumulative distribution would not
     do: in its tail every rounding moves the choice on to a neighbour.
@@ -155,7 +168,14 @@ def draw(
     a certain one.
     """
     queued = queue_draw(
-        logits, sampling, states, statistics=statistics, k=k, scores=scores, allowed=allowed
+        logits,
+        sampling,
+        states,
+        statistics=statistics,
+        k=k,
+        scores=scores,
+        allowed=allowed,
+        texts=texts,
     )
     (draws,) = read_draws([queued])
     return draws
@@ -186,7 +206,7 @@ class QueuedDraw:
         return self.columns[0].long().clamp_min(0)
 
 
-def queue_draw(
+def queue_draw(  # noqa: PLR0913 - all that a draw depends on
     logits: Tensor,
     sampling: Sampling,
     states: np.ndarray,
@@ -195,6 +215,7 @@ def queue_draw(
     k: int = 20,
     scores: Tensor | None = None,
     allowed: np.ndarray | None = None,
+    texts: Sequence[np.ndarray] | None = None,
     sorted_tokens: int = SORTED_TOKENS,
 ) -> QueuedDraw:
     """Queue the work of a draw, and wait for nothing: `read_draws` does. A CPU works at once.
@@ -202,8 +223,14 @@ def queue_draw(
     sorted_tokens: how many top-p sorts at first, on a GPU. The other arguments are those of `draw`.
     """
     k = k if statistics else 0
+    penalty = sampling.repetition_penalty or 1.0
+    if scores is not None or penalty == 1:
+        texts = None
+    if texts is not None and kernel_for(logits) is None:
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        scores = penalised(scores, padded(texts, logits.device), penalty)
     if scores is None:
-        columns = _columns(logits, sampling, states, k, sorted_tokens, allowed)
+        columns = _columns(logits, sampling, states, k, sorted_tokens, allowed, texts)
     else:
         scores = _certain(scores, sampling)
         tokens = _columns(scores, sampling, states, 0, sorted_tokens, allowed)[0]
@@ -283,13 +310,35 @@ def _columns(
     k: int,
     sorted_tokens: int,
     allowed: np.ndarray | None = None,
+    texts: Sequence[np.ndarray] | None = None,
 ) -> Tensor:
-    kernel = None
-    if logits.device.type == "cpu" and logits.dtype != torch.float64:
-        kernel = compiled_kernel()
+    """texts: for a repetition penalty, which is the kernel's to put in."""
+    kernel = kernel_for(logits)
     if kernel is not None:
-        return draw_compiled(kernel, logits, sampling, states, k, allowed)
+        return draw_compiled(kernel, logits, sampling, states, k, allowed, texts)
     return draw_with_torch(logits, sampling, states, k, sorted_tokens, allowed)
+
+
+def padded(texts: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """Texts as one tensor, int64 (rows, longest): each row ends in the last column, with NO_TOKEN
+    before it."""
+    rows = np.full((len(texts), max(map(len, texts))), NO_TOKEN)
+    for place, text in enumerate(texts):
+        rows[place, rows.shape[1] - len(text) :] = text
+    return torch.from_numpy(rows).to(device, non_blocking=True)
+
+
+def penalised(scores: Tensor, ids: Tensor, penalty: float) -> Tensor:
+    """Scores (rows, vocab) with a repetition penalty on the tokens of `ids` (rows, longest), in
+    place. What is no token is passed over."""
+    known = (ids >= 0) & (ids < scores.shape[-1])
+    # what is no token becomes another token of the row, which gets the same value twice
+    another = ids.masked_fill(~known, NO_TOKEN).amax(1, keepdim=True).clamp_min(0)
+    places = torch.where(known, ids, another)
+    before = scores.gather(1, places)
+    after = torch.where(before < 0, before * penalty, before / penalty)
+    kept = torch.where(known.any(1, keepdim=True), after, before)
+    return scores.scatter_(1, places, kept)
 
 
 def _certain(scores: Tensor, sampling: Sampling) -> Tensor:
@@ -446,11 +495,14 @@ def filter_logits(
 # ---------------------------------------------------------------- on a CPU
 
 
+FLOATS = ("temperature", "log_min_p", "head", "repetition_penalty")
+
+
 class Settings(ctypes.Structure):
     """`Settings` of sampling_kernel.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_float) for name in ("temperature", "log_min_p", "head")),
+        *((name, ctypes.c_float) for name in FLOATS),
         *((name, ctypes.c_int64) for name in ("top_k", "confidence_k")),
         ("top_p", ctypes.c_double),
         ("tail", ctypes.c_uint64),
@@ -460,12 +512,19 @@ class Settings(ctypes.Structure):
 def settings_of(sampling: Sampling, k: int) -> Settings:
     log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
     top_k = min(sampling.top_k, 2**62)
-    return Settings(sampling.temperature, log_min_p, HEAD, top_k, k, sampling.top_p, TAIL)
+    penalty = sampling.repetition_penalty or 1.0
+    return Settings(sampling.temperature, log_min_p, HEAD, penalty, top_k, k, sampling.top_p, TAIL)
 
 
 @cache
 def compiled_kernel() -> ctypes.CDLL | None:
     return library_or_warning("sampling on the CPU is slow", SOURCE, "-ffp-contract=off")
+
+
+def kernel_for(logits: Tensor) -> ctypes.CDLL | None:
+    """The compiled functions, where these logits are drawn by them."""
+    on_cpu = logits.device.type == "cpu" and logits.dtype != torch.float64
+    return compiled_kernel() if on_cpu else None
 
 
 def draw_compiled(
@@ -475,9 +534,10 @@ def draw_compiled(
     states: np.ndarray,
     k: int,
     allowed: np.ndarray | None = None,
+    texts: Sequence[np.ndarray] | None = None,
 ) -> Tensor:
     """`draw_with_torch` by the compiled functions, the rows shared among as many threads as PyTorch
-    uses."""
+    uses. texts: see `draw`."""
     half = logits.dtype == torch.bfloat16
     function = function_address(kernel, "draw_bfloat16" if half else "draw_float32")
     logits = (logits if half else logits.float()).contiguous()
@@ -486,6 +546,8 @@ def draw_compiled(
     rows, vocab = logits.shape
     figures = torch.empty(rows, 6 if k else 3, dtype=torch.float64)
     settings = settings_of(sampling, k)
+    places = np.array([text.ctypes.data for text in texts or ()], np.int64)
+    lengths = np.array([len(text) for text in texts or ()], np.int64)
     threads = threads_for(rows // ROWS_PER_THREAD)
     counters = np.zeros((threads, COUNTERS_APART), np.int64)
     call = np.array(
@@ -502,6 +564,8 @@ def draw_compiled(
             0 if words is None else words.ctypes.data,
             0 if words is None else words.shape[1],
             figures.data_ptr(),
+            0 if texts is None else places.ctypes.data,
+            lengths.ctypes.data,
         ],
         np.int64,
     )

@@ -26,7 +26,7 @@ constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 // What `Settings` of sampling.py says.
 struct Settings {
-  float temperature, log_min_p, head;
+  float temperature, log_min_p, head, repetition_penalty;
   int64_t top_k, confidence_k;
   double top_p;
   uint64_t tail;
@@ -45,6 +45,8 @@ struct Call {
   const uint32_t* allowed;  // (rows, words), a bit for each token that may be drawn; null for all
   int64_t words;
   double* out;  // the columns of `Draws`, those of a row side by side: 3, or 6 with a confidence_k
+  const int64_t* const* texts;  // of each row the tokens before it; null without a penalty
+  const int64_t* lengths;
 };
 
 // The last token that filters leave: larger scaled logits come first, and of equal ones the earlier
@@ -406,38 +408,15 @@ struct Row {
 
 // ---------------------------------------------------------------- rows
 
-template <typename Number>
-void draw_row(const Number*, int64_t, const Settings&, uint64_t, const uint32_t*, double*);
+struct Drawn {
+  int64_t token;
+  double total;  // the sum of exp(logit - largest), at temperature 1
+};
 
-// The token drawn among those that are allowed: -1 where all of them are impossible.
+// The next token by these logits, whose largest is finite.
 template <typename Number>
-int64_t draw_allowed(const Number* logits, int64_t vocab, const uint32_t* allowed,
-                     const Settings& s, uint64_t state) {
-  std::vector<float> left(vocab, -INFINITE);
-  for (int64_t first = 0; first < vocab; first += 32)
-    for (uint32_t word = allowed[first / 32]; word != 0; word &= word - 1) {
-      const int64_t token = first + __builtin_ctz(word);
-      if (token < vocab) left[token] = number(logits[token]);
-    }
-  double figures[3];
-  Settings plain = s;
-  plain.confidence_k = 0;
-  draw_row(left.data(), vocab, plain, state, (const uint32_t*)nullptr, figures);
-  return (int64_t)figures[0];
-}
-
-// Fills in the columns of `Draws`: 3, or 6 where `confidence_k` is above 0; -1 where the logits are
-// not finite. allowed: the tokens that may be drawn, null for all; the figures are those of the
-// whole row.
-template <typename Number>
-void draw_row(const Number* logits, int64_t vocab, const Settings& s, uint64_t state,
-              const uint32_t* allowed, double* out) {
-  const Row<Number> row(logits, vocab);
+Drawn drawn(const Row<Number>& row, const Settings& s, uint64_t state) {
   const float largest = row.largest, t = s.temperature;
-  if (!std::isfinite(largest)) {
-    std::fill(out, out + (s.confidence_k > 0 ? 6 : 3), -1.0);
-    return;
-  }
   const float top = t > 0 ? largest / t : largest, limit = top - s.head;
   // At a lower temperature the head ends at another logit, and some more tokens are counted in, for
   // rounding.
@@ -445,9 +424,52 @@ void draw_row(const Number* logits, int64_t vocab, const Settings& s, uint64_t s
   const auto [total, beyond] = row.masses(1, largest, -INFINITE, edge);
   // so low a temperature is greedy: the noise is lost in rounding
   const bool greedy = t == 0 || limit >= top;
-  int64_t token;
-  if (allowed != nullptr) token = draw_allowed(logits, vocab, allowed, s, state);
-  else token = greedy ? row.first() : row.draw(s, state, top, total, beyond);
+  return {greedy ? row.first() : row.draw(s, state, top, total, beyond), total};
+}
+
+// What the token of a row is drawn by: the logits of the tokens that are allowed, in float32, those
+// of its text with the penalty of Keskar et al. (2019).
+template <typename Number>
+void score(const Number* logits, const Call& call, int64_t row, std::vector<float>& scores) {
+  const int64_t vocab = call.vocab;
+  scores.assign(vocab, -INFINITE);
+  if (call.allowed == nullptr) {
+    for (int64_t i = 0; i < vocab; ++i) scores[i] = number(logits[i]);
+  } else {
+    const uint32_t* allowed = call.allowed + row * call.words;
+    for (int64_t first = 0; first < vocab; first += 32)
+      for (uint32_t word = allowed[first / 32]; word != 0; word &= word - 1) {
+        const int64_t token = first + __builtin_ctz(word);
+        if (token < vocab) scores[token] = number(logits[token]);
+      }
+  }
+  if (call.texts == nullptr) return;
+  const float penalty = call.settings->repetition_penalty;
+  for (int64_t i = 0; i < call.lengths[row]; ++i) {
+    const int64_t token = call.texts[row][i];
+    if (token < 0 || token >= vocab || scores[token] == -INFINITE) continue;
+    const float x = number(logits[token]);
+    scores[token] = x < 0 ? x * penalty : x / penalty;
+  }
+}
+
+// Fills in the columns of `Draws`: 3, or 6 where `confidence_k` is above 0; -1 where the logits are
+// not finite, and where the scores leave no token. scores: what the token is drawn by in place of
+// the logits, or null; the figures are those of the logits.
+template <typename Number>
+void draw_row(const Number* logits, int64_t vocab, const Settings& s, uint64_t state,
+              const float* scores, double* out) {
+  const Row<Number> row(logits, vocab);
+  const float largest = row.largest;
+  Drawn chosen{-1, 0};
+  if (scores == nullptr && std::isfinite(largest)) {
+    chosen = drawn(row, s, state);
+  } else if (std::isfinite(largest)) {
+    const Row<float> left(scores, vocab);
+    if (std::isfinite(left.largest)) chosen.token = drawn(left, s, state).token;
+    chosen.total = row.masses(1, largest, -INFINITE, largest).first;
+  }
+  const auto [token, total] = chosen;
   if (token < 0) {
     std::fill(out, out + (s.confidence_k > 0 ? 6 : 3), -1.0);
     return;
@@ -469,11 +491,16 @@ template <typename Number>
 void draw_rows(Call& call) {
   const int64_t thread = __atomic_fetch_add(&call.thread, 1, __ATOMIC_SEQ_CST);
   const int64_t columns = call.settings->confidence_k > 0 ? 6 : 3;
-  const auto* logits = (const Number*)call.logits;
+  const Settings& settings = *call.settings;
+  std::vector<float> scores;
   Shares rows(call.counters, call.counters_apart, call.threads, thread, call.rows);
-  for (int64_t row; (row = rows.take()) < rows.units;)
-    draw_row(logits + row * call.vocab, call.vocab, *call.settings, call.states[row],
-             call.allowed ? call.allowed + row * call.words : nullptr, call.out + row * columns);
+  for (int64_t row; (row = rows.take()) < rows.units;) {
+    const auto* logits = (const Number*)call.logits + row * call.vocab;
+    const bool changed = call.texts != nullptr || call.allowed != nullptr;
+    if (changed) score(logits, call, row, scores);
+    draw_row(logits, call.vocab, settings, call.states[row], changed ? scores.data() : nullptr,
+             call.out + row * columns);
+  }
 }
 
 }  // namespace

@@ -70,6 +70,8 @@ class Step:
         (see `search.base.Search`).
     is_answer: whether what is written is a part of an answer, and no question of the search's own
         about it, as a critique. grammar: what answers have to be; a driver sets it for these.
+    top_logprobs: keep so many of the likeliest tokens in each place (`Branch.alternatives`), where
+        the backend `keeps_alternatives`. A driver sets it (see `search.solve`).
     Each child says in `step_reasons[-1]` why its step ended.
     """
 
@@ -81,6 +83,7 @@ class Step:
     stop_loops: bool = False
     is_answer: bool = True
     grammar: Grammar | None = None
+    top_logprobs: int = 0
 
     @property
     def delimiters(self) -> tuple[str, ...]:

@@ -11,6 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from experiments.runs.private import without_quotes
 from experiments.server.refusal import CLIENT_LEFT
 
+REFUSED = "ttc.refused"
+"""Of a request that was refused, the field that is to blame."""
+
 log = logging.getLogger("ttc.serve")
 
 
@@ -40,7 +43,8 @@ def show_log(private: bool = False) -> None:
 
 class AccessLog:
     """Logs each request once its last byte is sent: who asked for what, the status and the seconds.
-    A client that left before there was an answer has status 499."""
+    A client that left before there was an answer has status 499. Of a request that was refused the
+    field is named, and not what it holds."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -62,4 +66,9 @@ class AccessLog:
         finally:
             host, port = scope.get("client") or ("?", 0)
             asked = f"{scope['method']} {scope['path']}"
-            log.info("%s:%d %.200a %d %.3f s", host, port, asked, status, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            line = "%s:%d %.200a %d %.3f s"
+            if field := scope.get(REFUSED):
+                log.info(f"{line}, refused for %.100a", host, port, asked, status, seconds, field)
+            else:
+                log.info(line, host, port, asked, status, seconds)

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from experiments.server.access import AccessLog, log
+from experiments.server.access import REFUSED, AccessLog, log
 from experiments.server.exchange import EventStream, Exchange
 from experiments.server.guard import Guard
 from experiments.server.metrics import Metrics
@@ -24,14 +24,24 @@ from experiments.server.offer import PLAIN, Offer
 from experiments.server.prepare import Preparer
 from experiments.server.refusal import Refusal
 from experiments.server.replies import ServerReply
-from experiments.server.requests import Body, ChatBody, CompletionBody, body_of, read
+from experiments.server.requests import (
+    Body,
+    ChatBody,
+    Common,
+    CompletionBody,
+    body_of,
+    read,
+)
+from experiments.server.responses_reply import ResponsesReply
+from experiments.server.responses_request import ResponsesBody
 from experiments.server.service import STOPPING, Service, Ticket
 from search.options import SolveOptions
 
 
 @dataclass
 class Api:
-    """What the paths do. options, max_prompt_tokens, chat_options: see `Preparer`."""
+    """What the paths do. options, max_prompt_tokens, chat_options: see `Preparer`. ignore_unknown:
+    see `read`."""
 
     service: Service
     offer: Offer
@@ -39,10 +49,15 @@ class Api:
     max_body_bytes: int
     max_prompt_tokens: int | None = None
     chat_options: Mapping[str, Any] = field(default_factory=dict)
+    ignore_unknown: bool = False
 
     def __post_init__(self) -> None:
         self.preparer = Preparer(
-            self.service.engine, self.options, self.max_prompt_tokens, self.chat_options
+            self.service.engine,
+            self.options,
+            self.max_prompt_tokens,
+            self.chat_options,
+            self.service.stopping,
         )
         self.metrics = Metrics(self.service)
         self.started = int(time.time())
@@ -63,6 +78,7 @@ class Api:
                 Route("/v1/models/{name:path}", self.model),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/v1/responses", self.responses, methods=["POST"]),
             ],
             middleware=[Middleware(AccessLog), Middleware(Guard, key=key, hosts=hosts)],
             exception_handlers={Refusal: _refused, HTTPException: _not_found, Exception: _broken},
@@ -100,46 +116,61 @@ class Api:
     async def completions(self, request: Request) -> Response:
         return await self._answer(request, CompletionBody)
 
-    async def _answer(self, request: Request, kind: type[Body]) -> Response:
+    async def responses(self, request: Request) -> Response:
+        return await self._answer(request, ResponsesBody)
+
+    async def _answer(self, request: Request, kind: type[Common]) -> Response:
         """One request, from its body to its reply, or to the beginning of its stream."""
         began = time.monotonic()
         name = "unknown"
+        names: Mapping[str, str] = {}
         try:
-            body = read(kind, await body_of(request, self.max_body_bytes))
+            asked = read(kind, await body_of(request, self.max_body_bytes), self.ignore_unknown)
+            if isinstance(asked, ResponsesBody):
+                names = asked.names
+                body: Body = asked.as_chat()
+            else:
+                assert isinstance(asked, Body)
+                body = asked
             name, search = self.offer.search(body)
             prepared = await asyncio.to_thread(self.preparer.prepare, body, name, search)
             reply = ServerReply(self.service.engine, prepared)
+            if isinstance(asked, ResponsesBody):
+                reply = ResponsesReply(self.service.engine, prepared, asked=asked)
             follow = body.stream and name == PLAIN and reply.follows
             tickets = [
                 Ticket(
                     problem,
-                    prepared.config,
+                    config,
                     follow=follow,
                     client=request.client,
                     address=None if request.client is None else request.client.host,
                     prompt_tokens=tokens,
                 )
-                for problem, tokens in zip(prepared.problems, prepared.prompt_lengths, strict=True)
+                for (problem, config), tokens in zip(
+                    prepared.problems, prepared.prompt_lengths, strict=True
+                )
             ]
             self.service.submit(tickets)
         except Refusal as refusal:
             self.metrics.ended(name, refusal.status, time.monotonic() - began)
-            raise
+            raise refusal.renamed(names) from refusal
         exchange = Exchange(self.service, self.metrics, tickets, reply, began)
         return EventStream(exchange) if body.stream else await exchange.whole(request)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
+    request.scope[REFUSED] = error.param
     return error.response()
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = (
-        f"{request.method} {request.url.path}: {error.detail}; there are /v1/chat/completions and "
+        f"{request.method} {request.url.path}: {error.detail}; there are /v1/chat/completions, "
     )
-    message += "/v1/completions (POST), /v1/models, /health and /metrics (GET)"
+    message += "/v1/completions and /v1/responses (POST), /v1/models, /health and /metrics (GET)"
     return Refusal(error.status_code, message, headers=error.headers).response()
 
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from experiments.server.metrics import Metrics
 from experiments.server.refusal import CLIENT_LEFT, Refusal
-from experiments.server.replies import ServerReply, comment, event
+from experiments.server.replies import Event, ServerReply, comment, event
 from experiments.server.service import Service, Ticket
 from ttc.results import Result
 
@@ -62,8 +62,8 @@ class Exchange:
         reply, ticket = self.reply, self.tickets[0]
         sent: dict[int, dict[str, str]] = {index: {} for index in range(reply.body.n)}
         try:
-            for index in sent if reply.chat else ():
-                yield event(reply.piece(index, "", first=True))
+            for first in reply.opening():
+                yield event(first)
             while not ticket.ended:
                 try:
                     await asyncio.wait_for(ticket.changed.wait(), QUIET_S)
@@ -71,31 +71,31 @@ class Exchange:
                     yield comment("waiting" if ticket.progress is None else "searching")
                     continue
                 ticket.changed.clear()
-                for index, tokens in ticket.written.items():
-                    for field, text in _news(sent[index], reply.settled(tokens)):
-                        yield event(reply.piece(index, text, field=field))
+                for index, written in ticket.written.items():
+                    for field, text in _news(sent[index], reply.settled(written.tokens)):
+                        for more in reply.more(index, field, text, written):
+                            yield event(more)
                 if not ticket.follow and ticket.progress is not None and not ticket.ended:
-                    yield event(reply.progress(ticket.progress))
+                    for told in reply.progressed(ticket.progress):
+                        yield event(told)
             for last in self._last_events(ticket.outcome(), sent):
-                yield last
+                yield event(last)
         except Refusal as refusal:
-            yield event(refusal.body())
+            for failed in reply.failed(refusal):
+                yield event(failed)
 
-    def _last_events(self, result: Result, sent: dict[int, dict[str, str]]) -> Iterator[str]:
+    def _last_events(
+        self, result: Result, sent: dict[int, dict[str, str]]
+    ) -> Iterator[Event | str]:
         """What is left to be told once all is written. sent: of each choice, by field."""
         reply = self.reply
         for index, choice in enumerate(reply.choices(result)):
             whole = self.tickets[0].follow and not choice.calls
-            parts = reply.streamed(choice.token_ids) if whole else reply.said(choice)
+            parts = reply.streamed(choice.written.tokens) if whole else reply.said(choice)
             for field, text in _news(sent[index], parts):
-                yield event(reply.piece(index, text, field=field))
-            if choice.calls:
-                yield event(reply.called(index, choice))
-            account = {"search": reply.account([result])}
-            yield event(reply.piece(index, "", choice.finish_reason) | account)
-        if reply.body.stream_options.include_usage:
-            yield event(reply.last_piece([result]))
-        yield event("[DONE]")
+                yield from reply.more(index, field, text, choice.written)
+            yield from reply.ended(index, choice, result)
+        yield from reply.closing(result)
 
     def close(self) -> None:
         """Give up what has not ended, and count the request."""

@@ -25,8 +25,10 @@ from experiments.server.access import show_log
 from experiments.server.app import Api
 from experiments.server.offer import Offer, offered
 from experiments.server.service import Service
+from experiments.server.settings import UNKNOWN_FIELDS
 from experiments.server.web import server
 from search import try_verifier
+from ttc.checks import check_known
 from ttc.errors import InvalidInput
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -39,6 +41,8 @@ def run(config: DictConfig, choice: str) -> None:
     show_logged(config.dataset.private)
     show_log(config.dataset.private)
     check_backend(config)
+    unknown = config.serve.unknown_fields
+    check_known(unknown, UNKNOWN_FIELDS, f"serve.unknown_fields={unknown} is unknown")
     key = api_key(config)
     listening = bind(config.serve.host, config.serve.port)
     with listening:
@@ -56,6 +60,7 @@ def run(config: DictConfig, choice: str) -> None:
             config.serve.max_body_bytes,
             config.serve.max_prompt_tokens,
             as_dict(config.dataset.chat_options),
+            config.serve.unknown_fields == "ignore",
         )
         host, port = listening.getsockname()[:2]
         say(

@@ -27,7 +27,7 @@ from ttc.protocols import Verifier
 PLAIN = "none"
 """What the search of the plain model is called."""
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 FIELDS_OF = {"thinking": "reasoning_effort", "thinking_tokens": "thinking_token_budget"}
 """Which field of a request gives a setting, where their names differ."""

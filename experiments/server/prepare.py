@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import randbelow
 from typing import Any, ClassVar
 
 from experiments.runs.grading import AnswerReading
+from experiments.server.offer import PLAIN
 from experiments.server.refusal import Refusal
 from experiments.server.requests import Body, ChatBody, CompletionBody, check_most
 from search import Search
 from search.budget import Budget
 from search.config import SearchConfig
-from search.options import SolveOptions
+from search.options import Cancel, SolveOptions
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.parts import handler
 from ttc.results import Problem
 from ttc.text.answers import extract_answer
+from ttc.text.chat import decoded
 from ttc.text.conversation import Conversation, question_of, read_messages
 from ttc.text.prompt import SET_HERE, PromptTemplate
-from ttc.text.thinking_switch import EFFORT, SWITCHES
+from ttc.text.thinking_switch import EFFORT, SWITCHES, switches, variables
+from ttc.text.thoughts import Thoughts
 
 MAX_CALLS = 128
 """Calls of tools in one answer."""
@@ -28,7 +31,13 @@ MAX_CALLS = 128
 CLIENT_LIMITS = ("max_generated_tokens", "max_wall_s")
 """What a request may say of its budget."""
 
-OPTIONS = {"end": "stop", "schema": "response_format", "tools": "tools"}
+OPTIONS = {
+    "end": "stop",
+    "schema": "response_format",
+    "tools": "tools",
+    "tools.choice": "tool_choice",
+    "top_logprobs": "logprobs",
+}
 """Which field of a request gives an option, where their names differ."""
 
 NO_VARIABLES = ("self", "messages", "chat_template", "tools", "documents", "tokenizer_kwargs")
@@ -39,16 +48,20 @@ NO_VARIABLES = ("self", "messages", "chat_template", "tools", "documents", "toke
 class Prepared:
     """A request that can be answered.
 
-    search: the name of its search. prompt_lengths: the tokens of each prompt. in_thought: whether
-    the prompt of a chat begins a thought.
+    search: the name of its search. problems: each with how it is solved; they differ in their
+    prompts alone. prompt_lengths: the tokens of each prompt. in_thought: whether the prompt of a
+    chat begins a thought.
     """
 
     body: Body
     search: str
-    config: SearchConfig
-    problems: list[Problem]
+    problems: list[tuple[Problem, SearchConfig]]
     prompt_lengths: list[int]
     in_thought: bool
+
+    @property
+    def config(self) -> SearchConfig:
+        return self.problems[0][1]
 
     @property
     def prompt_tokens(self) -> int:
@@ -67,19 +80,34 @@ class RawPrompt(PromptTemplate):
 
 
 @dataclass(frozen=True)
+class TokenPrompt(RawPrompt):
+    """A prompt that the client has sent as tokens; as a question it is their text."""
+
+    given: tuple[int, ...] = ()
+
+    def text(self, question: str, tokenizer: Any) -> str:
+        return question
+
+    def tokens(self, question: str, tokenizer: Any) -> list[int]:
+        return list(self.given)
+
+
+@dataclass(frozen=True)
 class Preparer:
     """How requests are read.
 
     options: how problems are solved where a request does not say, and the most that one problem may
     cost.
     max_prompt_tokens: None for what the model's context holds. chat_options: further variables for
-    the chat template.
+    the chat template. stopping: ends searches, which answer with what they have; the plain model's
+    requests are refused then.
     """
 
     engine: Any
     options: SolveOptions
     max_prompt_tokens: int | None = None
     chat_options: Mapping[str, Any] = field(default_factory=dict)
+    stopping: Cancel | None = None
 
     def prepare(self, body: Body, name: str, search: Search) -> Prepared:
         """Raises Refusal for a request that cannot be answered."""
@@ -89,10 +117,12 @@ class Preparer:
         else:
             assert isinstance(body, CompletionBody)
             param = "prompt"
-            questions, template = _texts(body)
-        options = self._options(body, search, template)
+            questions, template = _prompts(body), RawPrompt()
+        options = replace(
+            self._options(body, search, template), cancel=self.stopping if name != PLAIN else None
+        )
         try:
-            config = SearchConfig.of(search, self.engine, options)
+            config = SearchConfig.of(self._thinking(search, template), self.engine, options)
         except InvalidInput as error:
             names = dict(OPTIONS)
             if body.reasoning_effort is not None:
@@ -101,17 +131,35 @@ class Preparer:
                 names |= {key: f"search.{key}" for key in body.search}
             raise Refusal.of(error, names=names) from error
         try:
-            prompts = [self._prompt(config.template, question) for question in questions]
+            problems = [self._problem(question, config) for question in questions]
+            prompts = [self._prompt(its.template, problem.question) for problem, its in problems]
         except InvalidInput as error:
             raise Refusal.of(error, param) from error
-        end = config.template.end_of_prompt(questions[-1], self.engine.tokenizer)
+        end = config.template.end_of_prompt(problems[-1][0].question, self.engine.tokenizer)
         thoughts = None if config.closes else config.thoughts
         in_thought = thoughts is not None and thoughts.begun(prompts[-1], end)
-        return Prepared(
-            body, name, config, list(map(Problem, questions)), list(map(len, prompts)), in_thought
-        )
+        return Prepared(body, name, problems, list(map(len, prompts)), in_thought)
 
-    def _chat(self, body: ChatBody) -> tuple[list[str], PromptTemplate]:
+    def _problem(
+        self, question: str | Sequence[int], config: SearchConfig
+    ) -> tuple[Problem, SearchConfig]:
+        if isinstance(question, str):
+            return Problem(question), config
+        tokens = self.engine.limits.checked(question, "prompt")
+        text = decoded(tokens, self.engine.tokenizer, special=True)
+        return Problem(text), replace(config, template=TokenPrompt(given=tuple(tokens)))
+
+    def _thinking(self, search: Search, template: PromptTemplate) -> Search:
+        """The search, with thinking on in place of an effort for models that think and whose chat
+        template takes none."""
+        tokenizer = self.engine.tokenizer
+        effort = search.thinking not in ("auto", "on", "off")
+        if not effort or template.raw or EFFORT in variables(tokenizer):
+            return search
+        thinks = Thoughts.of(tokenizer, self.options.thinking_marks) or switches(tokenizer)
+        return replace(search, thinking="on") if thinks else search
+
+    def _chat(self, body: ChatBody) -> tuple[list[str | list[int]], PromptTemplate]:
         try:
             messages = read_messages(
                 [message.model_dump(exclude_unset=True) for message in body.messages], "messages"
@@ -143,6 +191,7 @@ class Preparer:
             "budget": self._budget(body),
             "tools": self._tools(body),
             "schema": body.response_format.schema_option,
+            "top_logprobs": body.kept_logprobs or 0,
         }
         try:
             return replace(self.options, **given)
@@ -169,8 +218,12 @@ class Preparer:
                 tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
                 for tool in body.tools
             ]
-            strict = any(tool.function.strict for tool in body.tools)
-            return handler("group", "tools")(schemas, calls_per_branch=MAX_CALLS, strict=strict)
+            return handler("group", "tools")(
+                schemas,
+                choice=body.wanted_tool or body.tool_choice,
+                calls_per_branch=MAX_CALLS,
+                strict=any(tool.function.strict for tool in body.tools),
+            )
         except InvalidInput as error:
             raise Refusal.of(error, "tools") from error
 
@@ -196,10 +249,10 @@ class Preparer:
         return tokens
 
 
-def _texts(body: CompletionBody) -> tuple[list[str], PromptTemplate]:
-    texts = body.prompts
-    if body.stream and len(texts) > 1:
+def _prompts(body: CompletionBody) -> list[str | list[int]]:
+    prompts = body.prompts
+    if body.stream and len(prompts) > 1:
         raise Refusal(
-            400, f"prompt holds {len(texts)} texts; give one, or leave stream out", param="prompt"
+            400, f"prompt holds {len(prompts)} texts; give one, or leave stream out", param="prompt"
         )
-    return texts, RawPrompt()
+    return prompts

@@ -55,6 +55,17 @@ class Refusal(Exception):
             return cls(400, f"{param}={rest}", param=param, code=code)
         return cls(400, str(error), param=param, code=code)
 
+    def renamed(self, names: Mapping[str, str]) -> Refusal:
+        """The same where the field has another name."""
+        first, dot, rest = (self.param or "").partition(".")
+        if first not in names:
+            return self
+        before, param = self.param or "", f"{names[first]}{dot}{rest}"
+        message = self.message
+        if message.startswith(before):
+            message = param + message.removeprefix(before)
+        return Refusal(self.status, message, param=param, code=self.code, headers=self.headers)
+
     def body(self) -> dict[str, Any]:
         """The object that OpenAI's clients expect."""
         kind = KINDS.get(

@@ -10,8 +10,10 @@ from math import isnan
 from typing import Any
 from uuid import uuid4
 
+from experiments.server.logprobs import TokensSoFar, TokenTexts, TokenTold, of_chat, of_completion
 from experiments.server.offer import PLAIN
 from experiments.server.prepare import Prepared
+from experiments.server.refusal import Refusal
 from experiments.server.requests import Body, ChatBody
 from ttc.backend import Backend
 from ttc.results import BranchRecord, Progress, Result
@@ -20,6 +22,9 @@ from ttc.text.thoughts import Thoughts
 from ttc.tool_calls import ToolCall
 
 REASONING, CONTENT = "reasoning_content", "content"
+DONE = "[DONE]"
+"""The last event of a stream."""
+
 FIELDS = {True: REASONING, False: CONTENT}
 """Where thoughts and answers stand in a message, as DeepSeek's and vLLM's servers have it."""
 
@@ -27,25 +32,34 @@ FIELDS = {True: REASONING, False: CONTENT}
 @dataclass(frozen=True)
 class Choice:
     """One answer of a reply. thought, answer: the parts of its text, the answer None where the
-    model still thinks. answer_tokens: how many tokens of the answer were generated."""
+    model still thinks. written: all that was generated. answer_tokens: how many tokens of the
+    answer were generated."""
 
     text: str
     thought: str
     answer: str | None
     finish_reason: str
-    token_ids: Sequence[int]
+    written: TokensSoFar
     answer_tokens: int = 0
     calls: Sequence[ToolCall] = ()
 
 
+Event = dict[str, Any]
+"""What is sent of a stream at once."""
+
+
 @dataclass(frozen=True)
 class ServerReply:
-    """How one request is answered."""
+    """How one request is answered: the whole of it, or one event after another.
+
+    told: of each choice, its tokens' log-probabilities, where a stream tells them.
+    """
 
     engine: Backend
     request: Prepared
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
+    told: dict[int, TokenTexts] = field(default_factory=dict)
 
     @property
     def body(self) -> Body:
@@ -72,18 +86,21 @@ class ServerReply:
         if self.search == PLAIN:
             samples = {branch.path[-1]: branch for branch in result.branches}
             return [self._choice(samples.get(index)) for index in range(self.body.n)]
-        return [self._choice(result.best)]
+        return [self._choice(result.best, cut_off=result.stopped is not None)]
 
-    def _choice(self, branch: BranchRecord | None) -> Choice:
+    def _choice(self, branch: BranchRecord | None, cut_off: bool = False) -> Choice:
+        """cut_off: the search would have gone on, so that this is no answer with an end."""
         if branch is None:
-            return Choice("", "", "", "length", ())
+            return Choice("", "", "", "length", TokensSoFar(()))
         tokens = branch.generated
-        ended = branch.finish_reason in ("eos", "end")
+        ended = branch.finish_reason in ("eos", "end") and not cut_off
         calls = [call for call in branch.tool_calls if call.answer is None]
         if isinstance(self.body, ChatBody) and not self.body.parallel_tool_calls:
             calls = calls[:1]
         parts = Parted(branch.thought, branch.answer_text)
         limit = None if self.body.thinking_token_budget is not None else self.body.token_limit
+        if limit is not None and (chat := self.request.config.tools) is not None and chat.opening:
+            limit += next((i for i, x in enumerate(branch.logprobs) if not isnan(x)), len(tokens))
         if limit is not None and len(tokens) > limit and not branch.tool_calls:
             tokens, ended, calls = tokens[:limit], False, []
             parts = Parted("", self.engine.decode(tokens))
@@ -94,7 +111,9 @@ class ServerReply:
         answer = None if in_thought else self.cut(parts.answer or "")
         text = self.cut(self.engine.decode(tokens))
         reason = "tool_calls" if calls else "stop" if ended else "length"
-        return Choice(text, thought, answer, reason, tokens, _answer_tokens(branch, tokens), calls)
+        written = TokensSoFar(tokens, branch.logprobs, branch.alternatives, branch.prompt_length)
+        count = _answer_tokens(branch, tokens)
+        return Choice(text, thought, answer, reason, written, count, calls)
 
     def cut(self, text: str) -> str:
         """A text up to its first stop string."""
@@ -159,11 +178,22 @@ class ServerReply:
             _numbered(index, self._content(choice), choice.finish_reason)
             for index, choice in enumerate(choices)
         ]
+        if self.body.kept_logprobs is not None:
+            for its, choice in zip(shown, choices, strict=True):
+                its["logprobs"] = self._shown(self._told(TokenTexts(self.engine), choice))
         kind = "chat.completion" if self.chat else "text_completion"
         return self._object(kind, shown) | {
             "usage": self.usage(results),
             "search": self.account(results),
         }
+
+    def _told(self, texts: TokenTexts, choice: Choice) -> list[TokenTold]:
+        """What is left to be told of the tokens of a choice."""
+        texts.read_on(choice.written, ended=True)
+        return texts.up_to(len(self.cut(self.engine.decode(choice.written.tokens))))
+
+    def _shown(self, told: Sequence[TokenTold]) -> dict[str, Any]:
+        return of_chat(told) if self.chat else of_completion(told)
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         if not self.chat:
@@ -181,31 +211,34 @@ class ServerReply:
         function = {"name": call.name, "arguments": arguments}
         return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
 
-    def called(self, index: int, choice: Choice) -> dict[str, Any]:
-        """A part that tells the calls of a choice."""
-        calls = [{"index": i, **self._called(call)} for i, call in enumerate(choice.calls)]
-        return self._chunk([_numbered(index, {"delta": {"tool_calls": calls}}, None)])
+    # ------------------------------------------------------------ events
 
-    def piece(
-        self,
-        index: int,
-        text: str,
-        finish_reason: str | None = None,
-        first: bool = False,
-        field: str = CONTENT,
-    ) -> dict[str, Any]:
-        """A part of a choice. first: it opens an assistant's message. field: of a message, what the
-        text belongs to."""
-        content: dict[str, Any] = {"text": text}
-        if self.chat:
-            role = {"role": "assistant"} if first else {}
-            content = {"delta": role | ({field: text} if text or first else {})}
-        return self._chunk([_numbered(index, content, finish_reason)])
+    def opening(self) -> list[Event]:
+        """What a stream begins with."""
+        return [self._piece(index, "", first=True) for index in range(self.body.n) if self.chat]
+
+    def more(self, index: int, field: str, text: str, written: TokensSoFar) -> list[Event]:
+        """Text of a choice. field: of a message, what the text belongs to. written: all tokens so
+        far."""
+        piece = self._piece(index, text, field=field)
+        if self.body.kept_logprobs is not None:
+            piece["choices"][0]["logprobs"] = self._shown(self.newly_told(index, written))
+        return [piece]
+
+    def newly_told(self, index: int, written: TokensSoFar) -> list[TokenTold]:
+        """The tokens of a choice that are sure to stay and were not told yet."""
+        texts = self.told.setdefault(index, TokenTexts(self.engine))
+        texts.read_on(written)
+        text = self.engine.decode(written.tokens).rstrip("\ufffd")
+        return texts.up_to(len(self._without_half_stop(text)))
+
+    def progressed(self, progress: Progress) -> list[Event]:
+        """A part without text that tells what the search did last, and what it has used."""
+        return [self._piece(0, "") | self.progress(progress)]
 
     def progress(self, progress: Progress) -> dict[str, Any]:
-        """A part without text that tells what the search did last, and what it has used."""
         usage = progress.usage
-        return self.piece(0, "") | {
+        return {
             "progress": {
                 "did": progress.did,
                 "generated_tokens": usage.generated_tokens,
@@ -213,9 +246,41 @@ class ServerReply:
             }
         }
 
-    def last_piece(self, results: Sequence[Result]) -> dict[str, Any]:
-        """What a request is told that asked for the usage of a stream."""
-        return self._chunk([]) | {"usage": self.usage(results)}
+    def ended(self, index: int, choice: Choice, result: Result) -> list[Event]:
+        """The end of a choice whose text has been told."""
+        events = []
+        if choice.calls:
+            calls = [{"index": i, **self._called(call)} for i, call in enumerate(choice.calls)]
+            events.append(self._chunk([_numbered(index, {"delta": {"tool_calls": calls}}, None)]))
+        last = self._piece(index, "", choice.finish_reason) | {"search": self.account([result])}
+        if self.body.kept_logprobs is not None:
+            texts = self.told.setdefault(index, TokenTexts(self.engine))
+            last["choices"][0]["logprobs"] = self._shown(self._told(texts, choice))
+        return [*events, last]
+
+    def closing(self, result: Result) -> list[Event | str]:
+        """The end of a stream: the usage, where it was asked for."""
+        asked = self.body.stream_options.include_usage
+        usage = self._chunk([]) | {"usage": self.usage([result])}
+        return [usage, DONE] if asked else [DONE]
+
+    def failed(self, refusal: Refusal) -> list[Event]:
+        return [refusal.body()]
+
+    def _piece(
+        self,
+        index: int,
+        text: str,
+        finish_reason: str | None = None,
+        first: bool = False,
+        field: str = CONTENT,
+    ) -> Event:
+        """A part of a choice. first: it opens an assistant's message."""
+        content: dict[str, Any] = {"text": text}
+        if self.chat:
+            role = {"role": "assistant"} if first else {}
+            content = {"delta": role | ({field: text} if text or first else {})}
+        return self._chunk([_numbered(index, content, finish_reason)])
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._object("chat.completion.chunk" if self.chat else "text_completion", choices)
@@ -281,9 +346,12 @@ def _numbered(index: int, content: Mapping[str, Any], finish_reason: str | None)
     return {"index": index, **content, "finish_reason": finish_reason}
 
 
-def event(data: dict[str, Any] | str) -> str:
-    """A server-sent event."""
-    return f"data: {data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)}\n\n"
+def event(data: Event | str) -> str:
+    """A server-sent event; one that says of which type it is has that as its name, too."""
+    if isinstance(data, str):
+        return f"data: {data}\n\n"
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 def comment(text: str) -> str:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
+from experiments.server.access import log
 from experiments.server.refusal import CLIENT_LEFT, Refusal
 from ttc.checks import use_one_of
 
@@ -24,6 +35,9 @@ MAX_SEED = 2**63 - 1
 """The largest numbers of a request, where the server sets no lower limit. They keep what is
 computed with them within a machine's own numbers."""
 
+MAX_TOP_LOGPROBS = 20
+"""The likeliest tokens in one place that a request may ask for."""
+
 MAX_STOPS = 16
 """Stop strings of one request: each is looked for after every token."""
 
@@ -37,20 +51,48 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _only(value: Any) -> AfterValidator:
+def _prompt(value: Any) -> Any:
+    """A text, several, the numbers of a prompt's tokens, or several lists of these."""
+    for prompt in value if isinstance(value, list) and not _is_tokens(value) else [value]:
+        if not isinstance(prompt, str) and not _is_tokens(prompt):
+            raise ValueError(
+                "give a text, the numbers of its tokens, or several of the one or of the other"
+            )
+    if value == [] or (isinstance(value, list) and len(set(map(type, value))) > 1):
+        raise ValueError("give one prompt at least, and all as texts or all as tokens")
+    return value
+
+
+def _is_tokens(value: Any) -> bool:
+    """Whether this is a list of numbers of tokens."""
+    return (
+        isinstance(value, list)
+        and value != []
+        and all(type(token) is int and 0 <= token <= MAX_WHOLE for token in value)
+    )
+
+
+@dataclass(frozen=True, eq=False)  # as False equals 0
+class Only:
     """For a field that is not offered: it is taken with the value that asks for nothing."""
 
-    def check(given: Any) -> Any:
-        if given != value or isinstance(given, bool) != isinstance(value, bool):
-            raise ValueError("not offered here; leave it out")
+    value: Any
+    way_out: str = "leave it out"
+
+    def __call__(self, given: Any) -> Any:
+        if given != self.value or isinstance(given, bool) != isinstance(self.value, bool):
+            raise ValueError(f"not offered here; {self.way_out}")
         return given
 
-    return AfterValidator(check)
+
+def only(value: Any, *way_out: str) -> AfterValidator:
+    return AfterValidator(Only(value, *way_out))
 
 
 Plain = Annotated[Any, AfterValidator(_plain)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 Limit = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class Strict(BaseModel):
@@ -150,47 +192,30 @@ class ResponseFormat(Strict):
         return True if self.type == "json_object" else None
 
 
-class Body(Strict):
-    """The fields that both kinds of request have.
+class Common(Strict):
+    """The fields that all kinds of request have.
 
     search: a search's name, or an object with its name and settings. max_generated_tokens,
     max_wall_s: the budget of each prompt.
     answer_kind: how answers are read, for searches that compare them.
     thinking_token_budget: the most tokens of a thought; without it `max_tokens` counts these too.
-    reasoning_effort: whether to think, and how hard.
+    repetition_penalty: see `ttc.Sampling`.
     """
 
     model: str
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    max_tokens: Limit | None = None
     max_generated_tokens: Limit | None = None
     max_wall_s: float | None = Field(None, gt=0, le=MAX_WHOLE)
-    n: Limit = 1
     temperature: float | None = Field(None, ge=0, le=MAX_WHOLE)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_WHOLE)
     min_p: float | None = Field(None, ge=0, lt=1)
+    repetition_penalty: float | None = Field(None, ge=1e-3, le=1e3)
     seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED)
-    stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=MAX_STOPS)] = []
     search: str | dict[str, Plain] = {}
     answer_kind: str | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=MAX_WHOLE)
-    reasoning_effort: Literal["none", "low", "medium", "high"] | None = None
-
-    # not offered: taken where they ask for nothing
-    logprobs: Annotated[Any, _only(False)] = False
-    echo: Annotated[Any, _only(False)] = False
-    best_of: Annotated[Any, _only(1)] = 1
-    presence_penalty: Annotated[Any, _only(0)] = 0
-    frequency_penalty: Annotated[Any, _only(0)] = 0
-    repetition_penalty: Annotated[Any, _only(1)] = 1
-    length_penalty: Annotated[Any, _only(1)] = 1
-    min_tokens: Annotated[Any, _only(0)] = 0
-    ignore_eos: Annotated[Any, _only(False)] = False
-    skip_special_tokens: Annotated[Any, _only(True)] = True
-    logit_bias: dict[str, float] = Field({}, max_length=0)
-    response_format: ResponseFormat = ResponseFormat(type="text")
 
     # these say nothing about the answer
     user: Any = None
@@ -199,6 +224,46 @@ class Body(Strict):
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    request_id: Any = None
+
+
+class Body(Common):
+    """The fields that chats and completions have.
+
+    reasoning_effort: whether to think, and how hard.
+    """
+
+    max_tokens: Limit | None = None
+    n: Limit = 1
+    stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=MAX_STOPS)] = []
+    reasoning_effort: Effort | None = None
+    response_format: ResponseFormat = ResponseFormat(type="text")
+
+    # not offered: taken where they ask for nothing
+    echo: Annotated[Any, only(False)] = False
+    best_of: Annotated[Any, only(1)] = 1
+    presence_penalty: Annotated[Any, only(0)] = 0
+    frequency_penalty: Annotated[Any, only(0)] = 0
+    length_penalty: Annotated[Any, only(1)] = 1
+    min_tokens: Annotated[Any, only(0)] = 0
+    ignore_eos: Annotated[Any, only(False)] = False
+    use_beam_search: Annotated[Any, only(False)] = False
+    stop_token_ids: Annotated[Any, only([])] = []
+    bad_words: Annotated[Any, only([])] = []
+    include_stop_str_in_output: Annotated[Any, only(False)] = False
+    skip_special_tokens: Annotated[Any, only(True)] = True
+    spaces_between_special_tokens: Annotated[Any, only(True)] = True
+    return_token_ids: Annotated[Any, only(False)] = False
+    return_tokens_as_token_ids: Annotated[Any, only(False)] = False
+    priority: Annotated[Any, only(0)] = 0
+    logit_bias: dict[str, float] = Field({}, max_length=0)
+
+    @property
+    def kept_logprobs(self) -> int | None:
+        """Of how many of the likeliest tokens the log-probabilities are told beside those of the
+        answer's tokens; None where not even these are."""
+        return None
 
     @property
     def stops(self) -> list[str]:
@@ -210,19 +275,63 @@ class Body(Strict):
         return self.max_tokens
 
 
+class NamedFunction(Lenient):
+    name: str
+
+
+class NamedTool(Lenient):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ChatBody(Body):
-    """A body of /v1/chat/completions. chat_template_kwargs: further variables for the chat
-    template. tools: those that the client runs; `tool_choice` "none" leaves them out."""
+    """A body of /v1/chat/completions.
+
+    chat_template_kwargs: further variables for the chat template. tools: those that the client
+    runs; `tool_choice` "none" leaves them out.
+    logprobs, top_logprobs: whether the log-probabilities of the answer's tokens are told, and of
+    how many of the likeliest ones in each place.
+    """
 
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[ToolBody] = Field([], max_length=128)
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
-    functions: Annotated[Any, _only([])] = []
-    modalities: Annotated[Any, _only(["text"])] = ["text"]
-    add_generation_prompt: Annotated[Any, _only(True)] = True
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    functions: Annotated[Any, only([])] = []
+    function_call: Annotated[Any, only("none")] = "none"
+    modalities: Annotated[Any, only(["text"])] = ["text"]
+    verbosity: Annotated[Any, only("medium")] = "medium"
+    add_generation_prompt: Annotated[Any, only(True)] = True
+    continue_final_message: Annotated[Any, only(False)] = False
+    add_special_tokens: Annotated[Any, only(False)] = False
+    include_reasoning: Annotated[Any, only(True)] = True
+    separate_reasoning: Annotated[Any, only(True)] = True
     max_completion_tokens: Limit | None = None
     chat_template_kwargs: dict[str, Plain] = {}
+
+    @model_validator(mode="after")
+    def _fields_that_need_others(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs={self.top_logprobs} needs logprobs=true")
+        names = [tool.function.name for tool in self.tools]
+        if self.wanted_tool is not None and self.wanted_tool not in names:
+            raise ValueError(
+                f"tool_choice names {self.wanted_tool}, and the tools are {', '.join(names)}"
+            )
+        return self
+
+    @property
+    def wanted_tool(self) -> str | None:
+        """The tool that must be called, None where none is named."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+    @property
+    def kept_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:
@@ -230,13 +339,29 @@ class ChatBody(Body):
 
 
 class CompletionBody(Body):
-    """A body of /v1/completions. prompt: a text, or several that are answered side by side."""
+    """A body of /v1/completions.
 
-    prompt: str | Annotated[list[str], Field(min_length=1)]
+    prompt: a text or the numbers of its tokens, or several of them that are answered side by side.
+    logprobs: of how many of the likeliest tokens in each place the log-probabilities are told,
+    beside those of the text's.
+    """
+
+    prompt: Annotated[Any, AfterValidator(_prompt)]
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
+        BeforeValidator(lambda value: None if value is False else value),
+    ] = None
+    suffix: Annotated[Any, only("")] = ""
+    add_special_tokens: Annotated[Any, only(True)] = True
 
     @property
-    def prompts(self) -> list[str]:
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    def prompts(self) -> list[str | list[int]]:
+        given: Any = self.prompt
+        return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+
+    @property
+    def kept_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def token_limit(self) -> int | None:
@@ -273,13 +398,16 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=Common)
 
 
-def read(kind: type[B], data: bytes) -> B:
+def read(kind: type[B], data: bytes, ignore_unknown: bool = False) -> B:
     """A request's body. Raises Refusal for what is no JSON, and for a field that is wrong or
-    unknown."""
-    must = f"send an object with model and {'messages' if kind is ChatBody else 'prompt'}"
+    unknown.
+
+    ignore_unknown: pass over fields that such a request does not have, with a line in the log.
+    """
+    must = f"send an object with {' and '.join(required(kind))}"
     try:
         given = from_json(data)
     except ValueError as error:
@@ -288,6 +416,14 @@ def read(kind: type[B], data: bytes) -> B:
         raise Refusal(400, f"the body is {type(given).__name__}; {must}")
     left_out = () if given.get("tools") else OF_TOOLS
     given = {n: value for n, value in given.items() if value is not None and n not in left_out}
+    if ignore_unknown and (extra := [n for n in given if n not in kind.model_fields]):
+        log.info("passed over, as no request has them: %.200a", ", ".join(extra))
+        given = {name: value for name, value in given.items() if name not in extra}
+    return validated(kind, given)
+
+
+def validated(kind: type[B], given: Mapping[str, Any]) -> B:
+    """Raises Refusal for a field that is wrong or unknown."""
     try:
         return kind.model_validate(given)
     except ValidationError as errors:
@@ -295,15 +431,26 @@ def read(kind: type[B], data: bytes) -> B:
         first = max(errors.errors(), key=lambda error: len(error["loc"]))
     name = ".".join(str(part) for part in first["loc"] if _is_name(part))
     message = f"{name}={shown(first['input'])}: {first['msg'].removeprefix('Value error, ')}"
-    content = name.startswith("messages")
-    if first["type"] == "literal_error" and content and name.endswith(".type"):
-        message = f"{name}={shown(first['input'])} is not taken; send text alone"
-    elif first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        fields = use_one_of(name, kind.model_fields)
-        message = f"{name} is not offered here; leave it out, or {fields}"
+    if not first["loc"]:
+        message = first["msg"].removeprefix("Value error, ")
+        name = message.partition("=")[0].partition(" ")[0]
+    elif first["type"].startswith("union_tag"):
+        name = f"{name}.type"
+        kinds = first["ctx"].get("expected_tags", "one of an item")
+        message = f"{name} is not taken; use {kinds}"
+    elif first["type"] == "literal_error" and name.endswith(".type"):
+        message = f"{name}={shown(first['input'])} is not taken; use {first['ctx']['expected']}"
+    elif first["type"] == "extra_forbidden":
+        fields = f", or {use_one_of(name, kind.model_fields)}" if len(first["loc"]) == 1 else ""
+        message = f"{name} is not offered here; leave it out{fields}"
     elif first["type"] == "missing":
         message = f"{name} is missing; the request must hold it"
     raise Refusal(400, message, param=name)
+
+
+def required(kind: type[Common]) -> list[str]:
+    """The fields that a request must have."""
+    return [name for name, field in kind.model_fields.items() if field.is_required()]
 
 
 def check_most(name: str, value: float | None, limit: float | None) -> None:
@@ -322,4 +469,6 @@ def shown(value: Any) -> str:
 
 def _is_name(part: str | int) -> bool:
     """Whether a part of an error's place is a field or a number, and no type."""
-    return isinstance(part, int) or (part.isidentifier() and part != "str")
+    types = {"str", "message", "function_call", "function_call_output"}
+    types |= {kind.__name__ for of in (Strict, Lenient) for kind in of.__subclasses__()}
+    return isinstance(part, int) or (part.isidentifier() and part not in types)

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 
 from experiments.server.access import log
 from experiments.server.fair_driver import FairDriver, PassPace
+from experiments.server.logprobs import TokensSoFar
 from experiments.server.refusal import Refusal
 from search.config import SearchConfig
+from search.under_way import Events
 from ttc.backend import Backend
 from ttc.errors import ContextExceeded, InvalidInput, UnusableScores, number_of
 from ttc.results import Problem, Progress, Result
@@ -58,8 +60,7 @@ class Ticket:
     queue. prompt_tokens: of the problem's prompt.
     changed: set whenever anything below has changed.
     group, number: what it is solved in, and its number there.
-    written: the tokens of each branch that is being written, by its number, for a request that
-    follows them.
+    written: what each branch has written so far, by its number, for a request that follows it.
     progress: what the search did last. result, error: how it ended. error: a fault of the engine's.
     count: is told what was used, where the client leaves before the end.
     """
@@ -74,11 +75,12 @@ class Ticket:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     group: ProblemGroup | None = None
     number: int = -1
-    written: dict[int, list[int]] = field(default_factory=dict)
+    written: dict[int, TokensSoFar] = field(default_factory=dict)
     progress: Progress | None = None
     result: Result | None = None
     error: Refusal | None = None
     count: Callable[[Usage], None] | None = None
+    since: float = field(default_factory=time.monotonic)
 
     @property
     def ended(self) -> bool:
@@ -116,6 +118,8 @@ class Service:
     there is room for.
     Where a pass that several problems share raises, each of them is tried again by itself, from its
     beginning: it gets the same answer, and the one that is to blame fails alone.
+    stopping: is set once what is under way is broken off; searches that have it as their `cancel`
+    answer with their best so far.
     main: the problems that nothing speaks against. suspects: those that are tried by themselves, at
     most `ALONE` at once. retried: those that wait for it.
     """
@@ -132,6 +136,7 @@ class Service:
         self.lock = Lock()
         self.open: set[Ticket] = set()
         self.closing = False
+        self.stopping = Event()
         self.busy_since = time.monotonic()
         self.ends: deque[float] = deque(maxlen=ENDS)
         self.thread = Thread(target=self._work, name="searches", daemon=True)
@@ -187,10 +192,25 @@ class Service:
         with self.lock:
             self.closing = True
 
+    def under_way(self) -> str:
+        """What is waiting or under way, by its searches and since when; "" for nothing."""
+        with self.lock:
+            open_now = list(self.open)
+        if not open_now:
+            return ""
+        searches = Counter(type(ticket.config.search).__name__ for ticket in open_now)
+        named = ", ".join(f"{count} of {name}" for name, count in searches.most_common())
+        longest = time.monotonic() - min(ticket.since for ticket in open_now)
+        problems = number_of(len(open_now), "problem")
+        return f"{problems} waiting or under way ({named}), the first for {longest:.1f} s"
+
     def break_off(self) -> None:
         """End whatever is under way after the pass that is made now. Its clients are told so."""
         with self.lock:
             self.closing = True
+            self.stopping.set()
+            if self.open:
+                log.info("breaking off %s", number_of(len(self.open), "problem"))
             self.inbox.put(None)
 
     def close(self) -> None:
@@ -226,6 +246,7 @@ class Service:
             for group in self.groups:
                 self._advance(group)
         for group in self.groups:
+            self._cut_off(group)
             self._free(group)
         for ticket in list(self.open):
             self._fail(ticket, Refusal(503, STOPPING))
@@ -259,22 +280,44 @@ class Service:
             else:
                 self.suspects.remove(group)
 
-    def _step(self, group: ProblemGroup) -> None:
-        driver, tickets = group.driver, group.tickets
-        for number, progress in driver.step():
+    def _cut_off(self, group: ProblemGroup) -> None:
+        """End the searches under way that answer with their best so far."""
+        try:
+            self._tell(group, group.driver.postprocess())
+        except Exception:
+            log.exception("what searches had come to is lost")
+
+    def _tell(self, group: ProblemGroup, events: Events) -> None:
+        tickets = group.tickets
+        for number, progress in events:
             ticket = tickets[number]
             ticket.progress = progress
-            if progress.result is not None:
-                ticket.result = progress.result
+            result = progress.result
+            if result is not None:
+                if self.stopping.is_set() and result.stopped == "cancelled" and not result.best:
+                    continue  # there is nothing to answer with
+                ticket.result = result
                 del tickets[number]
                 self._forget(ticket)
-                if progress.result.error is not None:
-                    log.warning("a problem failed: %s", progress.result.error)
+                if result.error is not None:
+                    log.warning("a problem failed: %s", result.error)
             ticket.notify()
+
+    def _step(self, group: ProblemGroup) -> None:
+        driver, tickets = group.driver, group.tickets
+        self._tell(group, driver.step())
         for number, ticket in tickets.items():
             active = driver.active.get(number)
             if ticket.follow and active is not None and active.growing:
-                ticket.written = {branch.path[-1]: branch.generated for branch in active.growing}
+                ticket.written = {
+                    branch.path[-1]: TokensSoFar(
+                        branch.generated,
+                        branch.logprobs[:],
+                        branch.alternatives,
+                        branch.prompt_length,
+                    )
+                    for branch in active.growing
+                }
                 ticket.notify()
 
     def _fail_all(self, under_way: list[Ticket], error: Exception) -> None:

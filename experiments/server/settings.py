@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from experiments.cli.settings import RUN_FLAGS
 from ttc.checks import NonNegativeInt, PositiveFloat, PositiveInt
 
+UNKNOWN_FIELDS = ("refuse", "ignore")
+"""What becomes of a field that no request has."""
+
 FLAGS = {"--host": "serve.host", "--port": "serve.port", **RUN_FLAGS}
 
 
@@ -24,6 +27,7 @@ class ServeConfig:
     max_connections: connections at once; more get status 503.
     header_s: seconds in which the head of a request must have come.
     shutdown_s: how long requests under way may take to end after Ctrl-C.
+    unknown_fields: of requests; refuse, or ignore to pass over them with a line in the log.
     """
 
     host: str = "127.0.0.1"
@@ -39,3 +43,4 @@ class ServeConfig:
     max_connections: PositiveInt = 512
     header_s: PositiveFloat = 10.0
     shutdown_s: NonNegativeInt = 30
+    unknown_fields: str = "refuse"

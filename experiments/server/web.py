@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from experiments.server.access import log
 from experiments.server.app import Api
 from experiments.server.refusal import Refusal
 from experiments.server.settings import ServeConfig
@@ -37,6 +38,10 @@ class WebServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         service = self.api.service
         service.take_no_more()
+        if under_way := service.under_way():
+            log.info("stopping: %s; %d s to end", under_way, self.shutdown_s)
+        else:
+            log.info("stopping: nothing is under way")
         end = asyncio.get_running_loop().call_later(self.shutdown_s, service.break_off)
         try:
             await super().shutdown(sockets)

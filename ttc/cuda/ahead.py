@@ -41,14 +41,14 @@ class PassAhead:
     def may_launch(self, rows: Sequence[Row]) -> bool:
         """Whether a pass may be made of the tokens that are being drawn. Asked once a token.
 
-        Not where processors read tokens, where passes are traced or hooks take part in them, where
+        Not where draws read tokens, where passes are traced or hooks take part in them, where
         other rows are likely to join, and where the limit of a row ends it with this token.
         """
         self._credit = min(self._credit + 1, 2 * SHARE)
         runtime = self.runtime
         return (
             self._credit >= SHARE
-            and not runtime.settings.processors
+            and not any(runtime.settings.drawing(row.request.sampling).reads_texts for row in rows)
             and not runtime.under_way
             and runtime.runner.trace is None
             and not runtime.runner.watch.last.taken_over()

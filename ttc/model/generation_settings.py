@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.generation import logits_process as hf
 
 from ttc.errors import UnsupportedModel, refusing
 from ttc.model.processors import ByLength, NoRepeatNGram, Processor, Repetition
+from ttc.sampling import Sampling
 
 WAY_OUT = (
     "To generate without these settings give generation_settings=False in Python, "
     "model.generation_settings=false on the command line; or change model.generation_config before "
     "the engine gets the model"
 )
+
+
+class Drawing(NamedTuple):
+    """What tokens are drawn by: processors change logits first. A repetition penalty without other
+    processors is the sampling's."""
+
+    sampling: Sampling
+    processors: tuple[Processor, ...]
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether it depends on the tokens before."""
+        return bool(self.processors) or self.sampling.repetition_penalty not in (None, 1)
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,7 @@ class GenerationSettings:
 
     asked: Mapping[str, Any] = field(default_factory=dict)
     processors: tuple[Processor, ...] = ()
+    _of_samplings: dict[Sampling, Drawing] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, config: Any, vocab_size: int) -> GenerationSettings:
@@ -67,6 +82,23 @@ class GenerationSettings:
                 processors.append(processor)
         _check_tokens(asked, vocab_size)
         return cls(asked, tuple(processors))
+
+    def drawing(self, sampling: Sampling) -> Drawing:
+        """How tokens are drawn with these settings and a sampling, whose repetition penalty counts
+        where both have one."""
+        if sampling not in self._of_samplings:
+            self._of_samplings[sampling] = self._drawing(sampling)
+        return self._of_samplings[sampling]
+
+    def _drawing(self, sampling: Sampling) -> Drawing:
+        by_name = dict(zip(self.asked, self.processors, strict=True))
+        if (penalty := sampling.repetition_penalty) is not None:
+            by_name["repetition_penalty"] = Repetition(penalty)
+        alone = by_name.get("repetition_penalty")
+        if isinstance(alone, Repetition) and (len(by_name) == 1 or alone.penalty == 1):
+            del by_name["repetition_penalty"]
+            sampling = replace(sampling, repetition_penalty=alone.penalty)
+        return Drawing(sampling, tuple(by_name[name] for name in HONOURED if name in by_name))
 
     def describe(self) -> str:
         return ", ".join(f"{name}={_short(value)}" for name, value in self.asked.items())

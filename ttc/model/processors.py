@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NO_TOKEN = -1
-"""What fills the front of a row where its text is shorter than the longest one's."""
+from ttc.sampling import padded, penalised
 
 
 class Texts:
@@ -41,12 +40,12 @@ class Texts:
     @cached_property
     def ids(self) -> Tensor:
         """All tokens, int64 (rows, longest): each row ends in the last column."""
-        return self._padded(self.tokens)
+        return padded(self.tokens, self.device)
 
     @cached_property
     def prompt_ids(self) -> Tensor:
         pairs = zip(self.tokens, self.prompts, strict=True)
-        return self._padded([row[:prompt] for row, prompt in pairs])
+        return padded([row[:prompt] for row, prompt in pairs], self.device)
 
     @cached_property
     def alike(self) -> list[tuple[int, Tensor, Tensor]]:
@@ -56,18 +55,10 @@ class Texts:
             groups.setdefault((len(row), prompt), []).append(number)
         alike = []
         for (_, prompt), rows in groups.items():
-            tokens = self._padded([self.tokens[n] for n in rows])
-            alike.append((prompt, self._moved(np.asarray(rows)), tokens))
+            tokens = padded([self.tokens[n] for n in rows], self.device)
+            places = torch.from_numpy(np.asarray(rows)).to(self.device, non_blocking=True)
+            alike.append((prompt, places, tokens))
         return alike
-
-    def _padded(self, rows: Sequence[np.ndarray]) -> Tensor:
-        padded = np.full((len(rows), max(map(len, rows))), NO_TOKEN)
-        for place, row in enumerate(rows):
-            padded[place, padded.shape[1] - len(row) :] = row
-        return self._moved(padded)
-
-    def _moved(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers).to(self.device, non_blocking=True)
 
 
 class Processor(Protocol):
@@ -86,14 +77,7 @@ class Repetition:
 
     def __call__(self, texts: Texts, scores: Tensor) -> Tensor:
         ids = texts.prompt_ids if self.of_prompt else texts.ids
-        known = (ids >= 0) & (ids < scores.shape[-1])
-        # what is no token becomes another token of the row, which gets the same value twice
-        another = ids.masked_fill(~known, NO_TOKEN).amax(1, keepdim=True).clamp_min(0)
-        places = torch.where(known, ids, another)
-        before = scores.gather(1, places)
-        after = torch.where(before < 0, before * self.penalty, before / self.penalty)
-        kept = torch.where(known.any(1, keepdim=True), after, before)
-        return scores.scatter_(1, places, kept)
+        return penalised(scores, ids, self.penalty)
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,6 @@ class RemoteBatch(Batch):
 
     def _ask(self) -> None:
         can = self.server.can
-        settings = self.server.settings.asked if can.extras else {}
         while self.waiting and len(self.asked) < self.max_rows:
             work = self.waiting.popleft()
             if self.works.get(work.branch) is not work:
@@ -200,7 +199,7 @@ class RemoteBatch(Batch):
                 work.sampling,
                 stop=work.told,
                 logprobs=work.logprobs,
-                **settings,
+                **(self.server.penalty(work.sampling) if can.extras else {}),
                 **({} if work.grammar is None else work.grammar.asked),
             )
             self.asked[future] = work

@@ -89,11 +89,16 @@ class Capabilities:
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise InvalidInput for a way of choosing tokens that the server does not offer."""
         top_k, min_p, temperature = sampling.top_k, sampling.min_p, sampling.temperature
+        penalty = sampling.repetition_penalty
         refuse(
             {
                 f"top_k={top_k} and min_p={min_p} are not taken by this server, which knows "
                 "OpenAI's own settings alone; leave them out and use top_p": (
                     not self.extras and (top_k or min_p)
+                ),
+                f"repetition_penalty={penalty} is not taken by this server, which knows OpenAI's "
+                "own settings alone; leave it out, or use the local engine": (
+                    not self.extras and penalty not in (None, 1)
                 ),
                 f"temperature={temperature} asks for samples, and this server gave the same text "
                 "for different seeds; use temperature=0 with search=greedy, or another server": (

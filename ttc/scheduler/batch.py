@@ -105,7 +105,14 @@ class RunningBatch(Batch):
                 everyone = [list(range(len(branches)))]
                 for places in everyone if self.gate is None else by_problem(branches):
                     together = [branches[i] for i in places]
-                    request = Request(stops, sampling, step.statistics, together, step.grammar)
+                    request = Request(
+                        stops,
+                        sampling,
+                        step.statistics,
+                        together,
+                        step.grammar,
+                        step.top_logprobs,
+                    )
                     rows = [Row.of(branches[i], request, step_tokens[i], model) for i in places]
                     self.unfinished |= {row.branch: row for row in rows}
                     self.admission.add(rows)
@@ -256,10 +263,10 @@ class RunningBatch(Batch):
         returned."""
         for meter in self.meters:
             meter.forward_passes += 1
-        processors = self.runtime.settings.processors
+        settings = self.runtime.settings
         if self.ahead is None or not self._may_run_ahead(self.ahead):
-            draw_tokens(self.rows, logits, processors)
-        elif not draw_tokens(self.rows, logits, processors, self._run_ahead):
+            draw_tokens(self.rows, logits, settings)
+        elif not draw_tokens(self.rows, logits, settings, self._run_ahead):
             self.ahead.drop()
         ended = self._ended()
         if ended:

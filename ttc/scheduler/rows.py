@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import nan
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from ttc.branch import Branch
 from ttc.memory.small_copies import SoFar, upload
+from ttc.model.generation_settings import Drawing, GenerationSettings
 from ttc.model.limits import ModelLimits
-from ttc.model.processors import Processor, Texts, processed
+from ttc.model.processors import Texts, processed
 from ttc.sampling import (
     QueuedDraw,
     Sampling,
@@ -40,6 +42,7 @@ class Request:
     statistics: bool
     branches: list[Branch]
     grammar: Grammar | None = None
+    top_logprobs: int = 0
 
 
 @dataclass(eq=False)
@@ -103,13 +106,13 @@ class Row:
 def draw_tokens(
     rows: Sequence[Row],
     logits: Tensor,
-    processors: Sequence[Processor] = (),
+    settings: GenerationSettings,
     meanwhile: Callable[[Tensor], None] | None = None,
 ) -> bool:
     """Draw a token for each row, those with the same options together. The work of all of them is
     queued on the device before any is waited for.
 
-    processors: change what tokens are drawn by first; what is kept of a token stays the model's.
+    settings: of the model; what is kept of a token stays as they do not change it.
     meanwhile: is called with the tokens (rows,) on the device before they are waited for.
     Returns False where `meanwhile` got other tokens than the rows, some of which were drawn again.
     """
@@ -120,16 +123,17 @@ def draw_tokens(
         branches = [row.branch for row in group]
         states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])
         group_logits = logits if len(groups) == 1 else rows_of(logits, places)
-        scores = _scores(group, group_logits, processors) if processors else None
+        drawing = settings.drawing(sampling)
+        read = _texts(group, group_logits, drawing) if drawing.reads_texts else {}
         allowed = _allowed(group, logits.shape[-1]) if has_grammar else None
         queued.append(
             queue_draw(
                 group_logits,
-                sampling,
+                drawing.sampling,
                 states,
                 statistics=statistics,
-                scores=scores,
                 allowed=allowed,
+                **read,
             )
         )
     columns = None
@@ -144,7 +148,27 @@ def draw_tokens(
             branch = rows[i].branch
             branch.append(int(token), *figures)
             branch.usage.generated_tokens += 1
+    _keep_alternatives(rows, logits)
     return not any(draw.drawn_again for draw in queued)
+
+
+def _keep_alternatives(rows: Sequence[Row], logits: Tensor) -> None:
+    """Note the likeliest tokens in the places of those that were drawn last, for rows that ask for
+    them. Their log-probabilities are the model's own, as those of the tokens are."""
+    asking = [i for i, row in enumerate(rows) if row.request.top_logprobs]
+    if not asking:
+        return
+    own = rows_of(logits, asking)
+    own = own.to(torch.promote_types(own.dtype, torch.float32))
+    most = max(rows[i].request.top_logprobs for i in asking)
+    values, tokens = own.topk(min(most, own.shape[-1]))
+    values = values.double() - own.logsumexp(-1, keepdim=True).double()
+    for i, numbers, logprobs in zip(asking, tokens.tolist(), values.tolist(), strict=True):
+        branch, count = rows[i].branch, rows[i].request.top_logprobs
+        known = {branch.tokens[-1]: branch.logprobs[-1]}
+        pairs = zip(numbers[:count], logprobs[:count], strict=True)
+        place = len(branch.tokens) - 1
+        branch.alternatives[place] = [(n, known.get(n, logprob)) for n, logprob in pairs]
 
 
 def _alike(rows: Sequence[Row]) -> dict[tuple[Sampling, bool, bool], list[int]]:
@@ -182,12 +206,13 @@ def _in_order(queued: Sequence[QueuedDraw], groups: Sequence[Sequence[int]]) -> 
     return rows_of(tokens, np.argsort(np.concatenate(groups)).tolist())
 
 
-def _scores(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor]) -> Tensor:
-    """What the rows' tokens are drawn by."""
-    texts = Texts(
-        [row.text() for row in rows], [row.branch.prompt_length for row in rows], logits.device
-    )
-    return processed(processors, texts, logits)
+def _texts(rows: Sequence[Row], logits: Tensor, drawing: Drawing) -> dict[str, Any]:
+    """What a draw is told of the rows' texts: the texts, or the scores that they lead to."""
+    texts = [row.text() for row in rows]
+    if not drawing.processors:
+        return {"texts": texts}
+    read = Texts(texts, [row.branch.prompt_length for row in rows], logits.device)
+    return {"scores": processed(drawing.processors, read, logits)}
 
 
 def paths(rows: Sequence[Row]) -> list[list[Segment]]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ttc.errors import OutOfMemory
-from ttc.model.processors import Processor
+from ttc.model.generation_settings import GenerationSettings
 from ttc.model.running.runner import ModelRunner
 from ttc.passes.new_tokens import New, run
 from ttc.passes.runtime import Runtime
@@ -63,8 +63,7 @@ class DraftChecks:
             logits = run(self.runtime, new)
             for meter in distinct(row.branch.usage for row in rows):
                 meter.forward_passes += 1
-            processors = self.runtime.settings.processors
-            return keep_drawn(rows, drafts, logits, processors, self.draft)
+            return keep_drawn(rows, drafts, logits, self.runtime.settings, self.draft)
         except OutOfMemory:
             return None
         finally:  # what is left of a draft was computed in vain
@@ -92,7 +91,7 @@ def keep_drawn(
     rows: Sequence[Row],
     drafts: Sequence[Sequence[int]],
     logits: Tensor,
-    processors: Sequence[Processor],
+    settings: GenerationSettings,
     draft: Guesses,
 ) -> dict[Row, StepEnd]:
     """Draw token after token for each row, as long as the one before was drafted as it was drawn.
@@ -109,7 +108,7 @@ def keep_drawn(
     place = 0
     while going:
         drawing = [rows[i] for i in going]
-        draw_tokens(drawing, logits[[firsts[i] + place for i in going]], processors)
+        draw_tokens(drawing, logits[[firsts[i] + place for i in going]], settings)
         equal = list[int]()
         for i in going:
             row = rows[i]

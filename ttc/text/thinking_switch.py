@@ -21,6 +21,9 @@ Granite 3.2 and DeepSeek-V3.1."""
 EFFORT = "reasoning_effort"
 """The variable that says how hard to think: of gpt-oss and others."""
 
+NEAREST: Mapping[Mode, Mode] = {"minimal": "low", "xhigh": "high"}
+"""What stands for an effort that a chat template does not know."""
+
 _TAG = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
 _TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
 
@@ -57,7 +60,16 @@ def switched(
             f"thinking={mode} is for chat templates with {EFFORT}, and there is none; leave it "
             "out, or turn thinking off"
         )
-    return _with(template, EFFORT, mode, mode), False
+    return _with(template, EFFORT, _effort(mode, template, tokenizer), mode), False
+
+
+def _effort(mode: Mode, template: PromptTemplate, tokenizer: Any) -> Mode:
+    """The effort, or the nearest of the usual ones where the chat template refuses it."""
+    try:
+        chat_text(QUESTION, tokenizer, {**template.options, EFFORT: mode})
+    except InvalidInput:
+        return NEAREST.get(mode, mode)
+    return mode
 
 
 def _with(template: PromptTemplate, name: str, value: Any, mode: Mode) -> PromptTemplate:

@@ -29,8 +29,8 @@ from ttc.text.thinking_models import marks_of
 Setting = ThinkingMarks | Literal[False] | None
 """Marks that a user sets: None for the model's own, False for none."""
 
-Mode = Literal["auto", "on", "off", "low", "medium", "high"]
-"""Whether a model thinks before it answers. auto: as the chat template has it. low, medium, high:
+Mode = Literal["auto", "on", "off", "minimal", "low", "medium", "high", "xhigh"]
+"""Whether a model thinks before it answers. auto: as the chat template has it. minimal to xhigh:
 how hard to think."""
 
 

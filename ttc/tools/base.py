@@ -191,6 +191,8 @@ class Tools(Options):
     draw in them; for models that write calls as JSON, with the extra `schema`.
     format: how the model writes calls, by its name or as a `ToolFormat`; "auto" reads it off the
     tokenizer (`ttc.tools.formats`).
+    choice: "auto" lets the model choose what to call, if anything. "required" begins each answer
+    with a call of one of them, and a tool's name with one of that: the model goes on from there.
     calls_per_branch: the most calls of one branch that are answered; later ones stay plain text
     (`CalculatorTools`: 32).
     time_s: seconds to wait for an answer; then the branch reads an error instead. answer_tokens:
@@ -200,6 +202,7 @@ class Tools(Options):
 
     tools: Sequence[Any]
     format: str | ToolFormat = "auto"
+    choice: str = "auto"
     calls_per_branch: PositiveInt = 8
     time_s: PositiveFloat = 30.0
     answer_tokens: PositiveInt = 512
@@ -213,6 +216,8 @@ class Tools(Options):
         check_once((tool.name for tool in self.tools), "tools", "give each a name of its own")
         if not isinstance(self.format, ToolFormat):
             check_known(self.format, FORMATS, f"format={self.format!r} is unknown")
+        choices = ("auto", "required", *(tool.name for tool in self.tools))
+        check_known(self.choice, choices, f"choice={self.choice!r} is unknown")
 
     @classmethod
     def of(cls, given: Any) -> Tools | None:
@@ -224,6 +229,14 @@ class Tools(Options):
     def answer_chars(self) -> int:
         """The characters of an answer that are read."""
         return TOKEN_CHARS * self.answer_tokens
+
+    @property
+    def callable_names(self) -> list[str]:
+        """The tools of which one must be called; none where the model is free to."""
+        names = [tool.name for tool in self.tools]
+        if self.choice == "auto":
+            return []
+        return names if self.choice == "required" else [self.choice]
 
     @cached_property
     def by_name(self) -> dict[str, Tool]:

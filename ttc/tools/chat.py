@@ -10,13 +10,21 @@ from functools import cached_property
 from typing import Any
 
 from ttc.errors import InvalidInput
-from ttc.text.chat import ANSWER, QUESTION, chat_text, common_start, next_turn_text
+from ttc.text.chat import ANSWER, QUESTION, chat_text, common_start, has_template, next_turn_text
 from ttc.text.prompt import PromptTemplate
 from ttc.text.roles import Message
 from ttc.tool_calls import Written
 from ttc.tools.base import Tools
 from ttc.tools.choice import format_of
-from ttc.tools.formats import Calculator, Schema, ToolFormat, described
+from ttc.tools.formats import (
+    HERMES,
+    HERMES_EXAMPLE,
+    Calculator,
+    Schema,
+    ToolFormat,
+    described,
+)
+from ttc.tools.learning import opening, without_brace
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +33,7 @@ class ToolChat:
 
     template: the words around a question, which tell of the tools. turns: whether a call ends the
     model's turn, and its answer is a message of a chat; else it goes on in the same text.
+    opening: what each answer begins with, "" for nothing (see `Tools.choice`).
     """
 
     tools: Tools
@@ -32,13 +41,15 @@ class ToolChat:
     template: PromptTemplate
     tokenizer: Any
     turns: bool
+    opening: str = ""
 
     @classmethod
     def of(cls, tools: Tools, template: PromptTemplate, tokenizer: Any) -> ToolChat:
         """The template's own words for tools where it has some. Else a system message in Hermes'
         words; none for a raw prompt, and none for an inline format, which solved examples show.
 
-        Raises InvalidInput for a calculator's format without a tool `calculator`.
+        Raises InvalidInput for a calculator's format without a tool `calculator`, and where a call
+        must be made and it is not known how this model begins one.
         """
         chat = template.uses_chat(tokenizer)
         telling = _with_tools(tools, template, tokenizer) if chat else None
@@ -53,7 +64,10 @@ class ToolChat:
             telling = template
         elif telling is None:
             telling = _described(tools, form, template) if chat or not template.raw else template
-        return cls(tools, form, telling, tokenizer, chat and not form.inline)
+        turns = chat and not form.inline
+        return cls(
+            tools, form, telling, tokenizer, turns, _opening(tools, form, tokenizer, options)
+        )
 
     def calls(self, text: str) -> list[Written]:
         """The calls in a text, with arguments of the types that their tools take."""
@@ -158,6 +172,24 @@ def _told(place: int, call: Written, answer: str) -> dict[str, Any]:
 
 def _number(place: int) -> str:
     return f"call{place:05}"
+
+
+def _opening(tools: Tools, form: ToolFormat, tokenizer: Any, options: Mapping[str, Any]) -> str:
+    """The beginning of a call, as far as `Tools.choice` says of which tool."""
+    names = tools.callable_names
+    if not names:
+        return ""
+    begun = opening(tokenizer, options, names, form.as_text) if has_template(tokenizer) else ""
+    if not begun and form is HERMES:
+        head, _, rest = HERMES_EXAMPLE.partition("<function-name>")
+        behind = rest.partition("<args-json-object>")[0]
+        begun = f'{head}"' if len(names) > 1 else without_brace(f'{head}"{names[0]}"{behind}')
+    if not begun:
+        raise InvalidInput(
+            f"tools.choice={tools.choice} begins each answer with a call, and the chat template "
+            "does not show how this model begins one; use choice=auto"
+        )
+    return begun
 
 
 def _with_tools(tools: Tools, template: PromptTemplate, tokenizer: Any) -> PromptTemplate | None:

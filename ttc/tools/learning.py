@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from ttc.errors import InvalidInput
@@ -44,6 +45,28 @@ def learn(tokenizer: Any, options: Mapping[str, Any]) -> tuple[ToolFormat | None
             f"the chat template writes calls in a way that is not known: {call:.200}"
         )
     return None, refusal
+
+
+def opening(tokenizer: Any, options: Mapping[str, Any], names: Sequence[str], as_text: bool) -> str:
+    """What the chat template writes first of a call of any of these tools, up to the name of one of
+    several, or to the arguments of a single one; "" where it shows no calls.
+
+    as_text: see `ToolFormat`. A brace or a blank at the end is the model's to write, as it is often
+    one token with what follows.
+    """
+    template = _Template(tokenizer, options, as_text)
+    tried: Sequence[Mapping[str, str]] = ({}, {"alpha": "A"}, {"beta": "B"})
+    shown = [text for given in tried if (text := template.called([given], ("", SAID)))]
+    if len(shown) < 2:
+        return ""
+    begun = reduce(common_start, shown).partition(IDS[0])[0]
+    if len(names) > 1:
+        return begun.partition(NAMES[0])[0]
+    return without_brace(begun.replace(NAMES[0], names[0]))
+
+
+def without_brace(begun: str) -> str:
+    return re.sub(r"(?<=[^\w {]) *\{?$", "", begun)
 
 
 class _Template:

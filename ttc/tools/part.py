@@ -6,5 +6,9 @@ HANDLES = {
         "calculator": "ttc.tools.calculator:CalculatorTools",
         "mcp": "ttc.tools.mcp:McpTools",
     },
-    "tool_use": {"chat": "ttc.tools.chat:ToolChat", "steps": "search.tools.answers:ToolAnswers"},
+    "tool_use": {
+        "chat": "ttc.tools.chat:ToolChat",
+        "steps": "search.tools.answers:ToolAnswers",
+        "opening": "search.tools.opening:opened",
+    },
 }

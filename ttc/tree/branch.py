@@ -46,6 +46,8 @@ class TokenBranch:
     entropies, top_k_logprobs, self_certainties: likewise, in nats, the entropy, the mean
         log-probability of the 20 likeliest tokens, and the divergence from the uniform
         distribution, where statistics were asked for; else NaN.
+    alternatives: the likeliest tokens in the place of a generated one, by its number in `tokens`,
+        each with its log-probability; {} where they were not asked for (`Step.top_logprobs`).
     opening: how many tokens stand before the first generated one, or before the first that will be.
     step_ends, step_reasons: `len(tokens)` after each step, and why it ended.
     given_end: `len(tokens)` after the last token that was given and not generated.
@@ -89,6 +91,7 @@ class TokenBranch:
         self.entropies: list[float] = []
         self.top_k_logprobs: list[float] = []
         self.self_certainties: list[float] = []
+        self.alternatives: dict[int, list[tuple[int, float]]] = {}
         self.step_ends: list[int] = []
         self.step_reasons: list[StepEnd] = []
         self.model = ""
@@ -113,6 +116,7 @@ class TokenBranch:
         twin = copy(self)
         for name in self.COPIED:
             setattr(twin, name, getattr(self, name)[:])
+        twin.alternatives = dict(self.alternatives)
         twin.children = WeakSet()
         twin.forks = 0
         twin.score, twin.step_scores = None, []

@@ -65,7 +65,8 @@ def backend() -> str:
 
 
 def tools() -> str:
-    return options("", {"tools": Tools}, ("calls_per_branch", "time_s", "answer_tokens", "strict"))
+    names = ("choice", "calls_per_branch", "time_s", "answer_tokens", "strict")
+    return options("", {"tools": Tools}, names)
 
 
 def thinking() -> str:

@@ -216,7 +216,12 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"top_k": 2**63}, "top_k", "top_k=9223372036854775808: .*less than or equal to 2147483647"),
     ({"seed": HUGE}, "seed", "seed=1000.*: .*less than or equal to 9223372036854775807"),
     ({"tools": [{"type": "function"}]}, "tools.0.function", "is missing"),
-    ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice", "tool_choice='required'"),
+    ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice", "tool_choice='any'"),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "time"}}},
+        "tool_choice",
+        "tool_choice names time, and the tools are weather",
+    ),
     ({"tools": [WEATHER, WEATHER]}, "tools", "two tools are called weather"),
     ({"chat_template_kwargs": {"x": HUGE}}, "chat_template_kwargs.x", "kwargs.x=1000.*: must be"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "no variable of a"),
@@ -235,9 +240,11 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop": ["a", ""]}, "stop.1", "stop.1='': String should have at least 1 character"),
     ({"stop": ""}, "stop", "stop='': "),
     ({"logprobs": 0}, "logprobs", "logprobs=0: "),
-    ({"logprobs": True}, "logprobs", "logprobs=True: not offered here"),
+    ({"top_logprobs": 2}, "top_logprobs", "top_logprobs=2 needs logprobs=true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs=21: .*equal to 20"),
     ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty=0.5: not offered here"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty", "repetition_penalty=1.1: not offered"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty=0: .*equal to 0.001"),
+    ({"min_tokens": 3}, "min_tokens", "min_tokens=3: not offered"),
     ({"ignore_eos": 0}, "ignore_eos", "ignore_eos=0: not offered"),
     ({"temprature": 1}, "temprature", "is not offered here; leave it out, or is it temperature"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "=low is for chat templates with reasoning_"),
@@ -245,7 +252,22 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": []}, "prompt", "prompt=\\[\\]"),
     ({"prompt": ["a", " "]}, "prompt", "the prompt is empty"),
     ({"prompt": ["a", "b"], "stream": True}, "prompt", "prompt holds 2 texts"),
-    ({"prompt": [1, 2]}, "prompt.0", "prompt.0=1: "),
+    ({"prompt": [1, "a"]}, "prompt", "give a text, the numbers of its tokens, or several"),
+    ({"prompt": ["a", [1]]}, "prompt", "all as texts or all as tokens"),
+    ({"prompt": [5, 99_999]}, "prompt", "99999"),
+    ({"prompt": "a", "logprobs": True}, "logprobs", "logprobs=True: "),
+    ({"prompt": [[1], [2]], "stream": True}, "prompt", "prompt holds 2 texts"),
+    ({"input": [{"type": "file"}]}, "input.0.type", "use 'message', 'function_call'"),
+    ({"input": "a", "previous_response_id": "x"}, "previous_response_id", "nothing is stored"),
+    ({"input": "a", "max_output_tokens": 901}, "max_output_tokens", "_tokens=901 is more than"),
+    ({"input": "a", "reasoning": {"effort": "low"}}, "reasoning.effort", "effort=low is for chat"),
+    ({"input": "a", "conversation": "c"}, "conversation", "conversation is not offered here"),
+    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools.0.type", "use 'function'"),
+    (
+        {"input": "a", "text": {"format": {"type": "json_schema"}}},
+        "text.format",
+        "give json_schema with type=json_schema",
+    ),
     (
         {"search": "budget_forcing", "thinking_token_budget": 0},
         "thinking_token_budget",
@@ -256,8 +278,9 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
 
 def asked(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The path and the body of a request with these fields."""
-    if "prompt" in fields:
-        return "/completions", {"model": "tiny"} | fields
+    for field, path in (("prompt", "/completions"), ("input", "/responses")):
+        if field in fields:
+            return path, {"model": "tiny"} | fields
     return "/chat/completions", {"model": "tiny", "messages": said("go")} | fields
 
 

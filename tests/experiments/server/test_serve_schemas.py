@@ -158,3 +158,16 @@ def test_what_is_not_offered_is_refused_by_name(
     with pytest.raises(openai.BadRequestError) as refused:
         asked(client, **{"response_format": BY_SCHEMA} | options)
     assert message in str(refused.value) and refused.value.param == param
+
+
+def test_responses_keep_to_a_schema_too(client: openai.OpenAI) -> None:
+    form: Any = {"format": {"type": "json_schema", "name": "person", "schema": PERSON}}
+    for seed in range(20):  # until an answer comes to its end
+        given: Any = {"model": "m", "input": "Who?", "text": form, "extra_body": {"seed": seed}}
+        whole = client.responses.create(**given, max_output_tokens=190)
+        if whole.status == "completed":
+            break
+    check(whole.output_text)
+    events = list(client.responses.create(**given, max_output_tokens=190, stream=True))
+    words = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(words) == whole.output_text

@@ -23,6 +23,10 @@ from tests.helpers.parts import installed
 from tests.helpers.thinking import thinker
 from ttc import BeamGroups, BlockCache, Engine
 from ttc.branch import Branch
+from ttc.text.chat import chat_text
+from ttc.text.prompt import PromptTemplate
+from ttc.tools.base import Tools
+from ttc.tools.chat import ToolChat
 
 TEMPLATE = (
     "{% if tools %}<turn>tools\n{{ tools | tojson }}<eos>{% endif %}"
@@ -116,6 +120,79 @@ def test_two_calls_are_one_where_the_client_wants_them_one_by_one() -> None:
         assert [json.loads(made.function.arguments)["city"] for made in one] == ["Rome"]
 
 
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+TIME: Any = {"type": "function", "function": {"name": "time"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_must_be_made_is_begun_for_the_model(choice: Any, stream: bool) -> None:
+    """By the words that the chat template writes before its name, or before its arguments."""
+    begun = list[str]()
+
+    def says(branch: Branch) -> str:
+        begun.append(OWN.decode(branch.generated))
+        rest = '{"city": "Rome"}}</tool_call>'
+        return f" {rest}" if choice is NAMED else f'weather", "arguments": {rest}'
+
+    with served(says, OWN) as client:
+        given: Any = {"tool_choice": choice, "tools": [WEATHER, TIME], "stream": stream}
+        reply = asked(client, **given)
+        if stream:
+            chunks = [chunk.choices[0] for chunk in reply]
+            calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+            said = "".join(chunk.delta.content or "" for chunk in chunks)
+            reason = chunks[-1].finish_reason
+        else:
+            calls = reply.choices[0].message.tool_calls
+            said = reply.choices[0].message.content or ""
+            reason = reply.choices[0].finish_reason
+    ((made,), named) = calls, choice is NAMED
+    opening = '<tool_call>{"name": "' + ('weather", "arguments":' if named else "")
+    assert begun == [opening] and (said, reason) == ("", "tool_calls")
+    assert (made.function.name, json.loads(made.function.arguments)) == (
+        "weather",
+        {"city": "Rome"},
+    )
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize("syntax", CALLS)
+def test_a_call_that_must_be_made_begins_as_the_template_writes_it(
+    syntax: str, opens: bool
+) -> None:
+    """Thoughts are left out, also where the prompt has opened one."""
+    own, _ = caller(syntax, opens)
+    wanted = {"city": "Rome", "days": 3}
+    function = {"name": "weather", "arguments": wanted}
+    chat = ToolChat.of(Tools([LOOKING], choice="weather"), PromptTemplate("{question}"), own)
+    if chat.format.as_text:
+        function["arguments"] = json.dumps(wanted)
+    called = {"type": "function", "id": "call00000", "function": function}
+    told: list[Any] = [*GO, {"role": "assistant", "content": "", "tool_calls": [called]}]
+    whole = chat_text(told, own, {"tools": [LOOKING]}, begins_answer=False)
+    assert whole.count(chat.opening) == 1 and len(chat.opening) > 3
+    rest = whole.partition(chat.opening)[2].removesuffix("\n").removesuffix(str(own.eos_token))
+    with served(lambda branch: rest, own) as client:
+        for choice in ("required", NAMED):
+            reply = asked(client, tools=[LOOKING], tool_choice=choice).choices[0]
+            (made,) = reply.message.tool_calls
+            assert json.loads(made.function.arguments) == wanted
+            thought = (reply.message.model_extra or {}).get("reasoning_content")
+            assert reply.finish_reason == "tool_calls" and not thought
+        with pytest.raises(openai.BadRequestError, match="begins each answer with a call"):
+            asked(client, tools=[LOOKING], tool_choice=choice, reasoning_effort="high")
+
+
+def test_a_call_that_was_cut_off_is_text_with_its_length_as_the_reason() -> None:
+    said = ' {"city": "Rome and all that lies around it'
+    with served(lambda branch: said, OWN) as client:
+        choice = asked(client, tool_choice=NAMED, max_tokens=8).choices[0]
+    assert choice.finish_reason == "length" and choice.message.tool_calls is None
+    assert choice.message.content.startswith('<tool_call>{"name": "weather", "arguments":')
+
+
 def test_samples_vote_on_what_to_call() -> None:
     says = [call("Rome"), call("Oslo"), call("Oslo")]
     with served(says, OWN) as client:
@@ -154,3 +231,27 @@ def test_replies_are_the_same_whole_streamed_and_beside_others(syntax: str, open
         with serving(engine) as client, ThreadPoolExecutor(8) as threads:
             replies = list(threads.map(reply, [client] * 8, [*range(4)] * 2, [False, True] * 4))
         assert replies == alone * 2
+
+
+def test_responses_call_tools_too() -> None:
+    seen = list[str]()
+    tool: Any = {"type": "function", "name": "weather", "parameters": CITY}
+
+    def says(branch: Any) -> str:
+        seen.append(OWN.decode(branch.tokens[: branch.prompt_length]))
+        return "Wet." if "rain" in seen[-1] else f"Let me look. {call('Rome')}"
+
+    with served(says, OWN) as client:
+        ask: Any = {"model": "m", "input": "Rome?", "tools": [tool]}
+        whole = client.responses.create(**ask)
+        message, made = whole.output
+        assert message.type == "message" and whole.output_text == "Let me look. "
+        assert made.type == "function_call" and json.loads(made.arguments) == {"city": "Rome"}
+        events = list(client.responses.create(**ask, stream=True))
+        done = [e for e in events if e.type == "response.function_call_arguments.done"]
+        assert [json.loads(e.arguments) for e in done] == [{"city": "Rome"}]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        answer: Any = {"type": "function_call_output", "call_id": made.call_id, "output": "rain"}
+        later: Any = [{"role": "user", "content": "Rome?"}, *whole.output, answer]
+        reply = client.responses.create(model="m", input=later, tools=[tool])
+        assert reply.output_text == "Wet." and "Let me look. <tool_call>" in seen[-1]

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from transformers import GenerationConfig
 
+from search import Greedy, solve
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, small
 from tests.helpers.servers import ServedModel, connected
 from tests.helpers.tokenizers import EOS, Ascii
-from ttc import Engine, InvalidInput
+from ttc import Engine, InvalidInput, Sampling
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.loading.load import load_generation_config
 from ttc.remote.backend import settings_beside
@@ -101,3 +102,28 @@ def test_the_generation_config_beside_a_tokenizer_is_read(tmp_path: Path) -> Non
     config = load_generation_config(str(tmp_path))
     assert config is not None and config.repetition_penalty in (None, 1.0)
     assert dict(settings_beside(str(tmp_path), Ascii()).asked) == {}
+
+
+def test_the_penalty_of_a_sampling_stands_in_for_that_of_the_files() -> None:
+    asked = Sampling(0, repetition_penalty=1.3)
+    served = ServedModel()
+    here = Engine(small(context=1024, eos=EOS), Ascii())
+    with connected(served, settings=settings_of(repetition_penalty=1.6)) as there:
+        texts = []
+        for backend in (here, there):
+            branches = backend.roots(PROMPTS).result()
+            for count in (4, 7):
+                open_ones = [branch for branch in branches if not branch.finished]
+                backend.generate(open_ones, count, sampling=asked)
+            texts.append([branch.tokens for branch in branches])
+        assert texts[0] == texts[1]
+        assert {request["repetition_penalty"] for request in served.requests} == {1.3}
+    refused = pytest.raises(InvalidInput, match=r"repetition_penalty=1\.3 is not taken by this")
+    with connected(ServedModel(extras=False)) as there, refused:
+        there.generate(there.roots(PROMPTS).result(), 3, sampling=asked)
+
+
+def test_a_server_is_not_asked_for_other_tokens() -> None:
+    refused = pytest.raises(InvalidInput, match="top_logprobs=2: this backend tells nothing of")
+    with connected(ServedModel()) as there, refused:
+        solve(Greedy(), problem="1 + 1?", engine=there, top_logprobs=2)

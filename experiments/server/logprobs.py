@@ -1,0 +1,157 @@
+"""Log-probabilities of an answer's tokens, as OpenAI's protocol has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import isnan
+from typing import Any, NamedTuple
+
+from ttc.backend import Backend
+from ttc.text.chat import decoded
+
+AROUND = 4
+"""Tokens before one that is decoded: its text may depend on them."""
+
+
+class TokensSoFar(NamedTuple):
+    """What a branch has written: its tokens after the prompt, and what is known of them.
+
+    alternatives: by the token's number in the branch, whose prompt has so many tokens as `start`
+    says.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float] = ()
+    alternatives: Mapping[int, Sequence[tuple[int, float]]] = {}
+    start: int = 0
+
+
+class Likely(NamedTuple):
+    """A token that was likely in a place. bytes: None where no vocabulary tells them."""
+
+    text: str
+    bytes: list[int] | None
+    logprob: float
+
+    def shown(self) -> dict[str, Any]:
+        return {"token": self.text, "logprob": self.logprob, "bytes": self.bytes}
+
+
+class TokenTold(NamedTuple):
+    """A token of the answer, with the likeliest ones in its place. begin, end: of the answer's
+    text, its characters."""
+
+    token: Likely
+    likeliest: list[Likely]
+    begin: int
+    end: int
+
+    def shown(self) -> dict[str, Any]:
+        """As chats have it."""
+        return self.token.shown() | {"top_logprobs": [likely.shown() for likely in self.likeliest]}
+
+
+@dataclass(eq=False)
+class TokenTexts:
+    """The tokens of one answer with their texts, and how many of them a client has been told.
+
+    The texts of all tokens are the answer's: a character of several tokens stands with its last
+    one. Left out are special tokens, which are no part of the text, and tokens that were given and
+    not drawn, as the end that is put after a thought.
+    """
+
+    backend: Backend
+    told: list[TokenTold] = field(default_factory=list)
+    count: int = 0
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    read: int = 0
+
+    def read_on(self, written: TokensSoFar, ended: bool = False) -> None:
+        """Take in what has been written since. ended: nothing will follow."""
+        for place in range(len(self.tokens), len(written.tokens)):
+            token = written.tokens[place]
+            self.tokens.append(token)
+            last = ended and place == len(written.tokens) - 1
+            piece = self._piece(last)
+            begin, self.text = len(self.text), self.text + piece
+            special = not piece and decoded([token], self.backend.tokenizer, special=True) != ""
+            whole = "\ufffd" in self.backend.decode([token])  # a part of a character
+            if (special and not whole) or isnan(written.logprobs[place]):
+                continue
+            own = self._likely(token, written.logprobs[place], piece)
+            others = written.alternatives.get(written.start + place, ())
+            likeliest = [
+                own if other == token else self._likely(other, logprob) for other, logprob in others
+            ]
+            self.told.append(TokenTold(own, likeliest, begin, len(self.text)))
+
+    def up_to(self, end: int) -> list[TokenTold]:
+        """Those that have not been told and begin before this character of the text."""
+        first = self.count
+        while self.count < len(self.told) and self.told[self.count].begin < end:
+            self.count += 1
+        return self.told[first : self.count]
+
+    def _piece(self, last: bool) -> str:
+        """What the newest token adds to the text: nothing where a character has no end yet."""
+        around = max(0, self.read - AROUND)
+        before = self.backend.decode(self.tokens[around : self.read])
+        text = self.backend.decode(self.tokens[around:])
+        if text.endswith("\ufffd") and not last:
+            return ""
+        self.read = len(self.tokens)
+        return text[len(before) :]
+
+    def _likely(self, token: int, logprob: float, piece: str = "") -> Likely:
+        alone = self.backend.decode([token])
+        text = piece or self._behind(token) or alone
+        if "\ufffd" in alone:
+            return Likely(text, token_bytes(self.backend.tokenizer, token), logprob)
+        return Likely(text, list(text.encode()), logprob)
+
+    def _behind(self, token: int) -> str:
+        """Its text behind the tokens before the newest, which may begin with a blank."""
+        before = self.tokens[max(0, len(self.tokens) - 1 - AROUND) : -1]
+        head, text = self.backend.decode(before), self.backend.decode([*before, token])
+        return text[len(head) :] if text.startswith(head) and not head.endswith("\ufffd") else ""
+
+
+@cache
+def byte_letters() -> dict[str, int]:
+    """The bytes that the letters of a byte-level vocabulary stand for, as GPT-2 has it."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
+def token_bytes(tokenizer: Any, token: int) -> list[int] | None:
+    """The bytes of a token that is no text by itself; None where the vocabulary does not tell."""
+    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
+    piece = convert(token) if convert is not None else None
+    if not isinstance(piece, str):
+        return None
+    if len(piece) == 6 and piece.startswith("<0x"):  # as SentencePiece writes a byte
+        return [int(piece[3:5], 16)]
+    letters = byte_letters()
+    known = all(letter in letters for letter in piece)
+    return [letters[letter] for letter in piece] if known else None
+
+
+def of_chat(told: Sequence[TokenTold]) -> dict[str, Any]:
+    return {"content": [token.shown() for token in told], "refusal": None}
+
+
+def of_completion(told: Sequence[TokenTold]) -> dict[str, Any]:
+    """The likeliest tokens are named by their texts, the one that was drawn among them."""
+    return {
+        "tokens": [token.token.text for token in told],
+        "token_logprobs": [token.token.logprob for token in told],
+        "top_logprobs": [
+            {likely.text: likely.logprob for likely in (*token.likeliest[::-1], token.token)}
+            for token in told
+        ],
+        "text_offset": [token.begin for token in told],
+    }

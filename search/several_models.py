@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ttc.backend import Backend, Batch, Need, Purpose, Tokens
 from ttc.branch import Branch
 from ttc.checks import check_is, check_kind
-from ttc.errors import InvalidInput, on_failure
+from ttc.errors import on_failure, refuse
 from ttc.sampling import SAMPLED, Sampling
 from ttc.step import Step
 from ttc.task import Passes, Task
@@ -29,12 +29,14 @@ class SeveralModels(Backend):
         for name, backend in models.items():
             check_kind("a model's name", name, isinstance(name, str) and bool(name), "its name")
             check_is(f"engine[{name!r}]", backend, Backend, "a backend, as ttc.Engine(...)")
-        if not models:
-            raise InvalidInput("engine={} names no model; give one backend, or several by name")
-        if len({id(backend) for backend in models.values()}) < len(models):
-            raise InvalidInput(
-                "one backend stands under several names; give each name a backend of its own"
-            )
+        refuse(
+            {
+                "engine={} names no model; give one backend, or several by name": not models,
+                "one backend stands under several names; give each name a backend of its own": (
+                    len({id(backend) for backend in models.values()}) < len(models)
+                ),
+            }
+        )
         self.models = dict(models)
         self.first = next(iter(self.models.values()))
         self.tokenizer = self.first.tokenizer

@@ -70,7 +70,7 @@ class BranchRefused(RemoteError):
         self.branch = branch
 
 
-def refuse(faults: Mapping[str, object], error: type[TTCError] = InvalidInput) -> None:
+def refuse(faults: Mapping[str, object], error: type[Exception] = InvalidInput) -> None:
     """Raise the first message of a table whose fault is there (whose value is true)."""
     for message, there in faults.items():
         if there:

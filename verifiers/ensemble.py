@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -24,11 +25,11 @@ JOINS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-class Combined(Options):
+class Combined(Options, ABC):
     """A verifier made of others, which needs, costs and forgets what they do."""
 
-    def verifiers(self) -> Sequence[Verifier]:
-        raise NotImplementedError
+    @abstractmethod
+    def verifiers(self) -> Sequence[Verifier]: ...
 
     @property
     def needs(self) -> tuple[Need, ...]:

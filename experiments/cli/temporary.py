@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ttc.errors import TTCError
+from ttc.errors import TTCError, refusing
 
 
 @contextmanager
@@ -23,11 +23,11 @@ def temporary_folder(prefix: str = "ttc-", within: Path | None = None) -> Iterat
 @contextmanager
 def told_of_temporary(folder: Path | None) -> Iterator[None]:
     """Raise TTCError that names the folder and the way out where it cannot be written to."""
-    try:
+    where = folder or os.environ.get("TMPDIR", "/tmp")
+    with refusing(
+        OSError,
+        f"cannot write temporary files to {where} ({{error}}); make room there, or name another "
+        "folder, as in TMPDIR=/big/folder",
+        TTCError,
+    ):
         yield
-    except OSError as error:
-        where = folder or os.environ.get("TMPDIR", "/tmp")
-        raise TTCError(
-            f"cannot write temporary files to {where} ({error.strerror}); make room there, or name "
-            "another folder, as in TMPDIR=/big/folder"
-        ) from error

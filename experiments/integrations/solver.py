@@ -173,10 +173,8 @@ class Solver:
         for name, value in asked.sampling:
             if f"search.{name}" not in self.settings:
                 changes[name] = value
-        try:
+        with refusing(InvalidInput, f"the task asks for {dict(asked.sampling)}: {{error}}"):
             return replace(self.search, **changes)
-        except InvalidInput as error:
-            raise InvalidInput(f"the task asks for {dict(asked.sampling)}: {error}") from error
 
     def solve(
         self, problems: Sequence[Problem], template: PromptTemplate, asked: AnswerOptions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from experiments.cli.settings import DatasetConfig
 from experiments.runs.user_code import find
 from search.selection import Candidate, answer_of
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 from ttc.origin import at, origin
 from ttc.protocols import Extract
 from ttc.results import Problem, Result
@@ -98,10 +99,8 @@ def user_extract(path: str | None) -> Extract | None:
     function = _function(path, "dataset.extract", "(text) -> the answer, or None", ("",))
 
     def extract(text: str) -> str | None:
-        try:
+        with _named("dataset.extract", path, f"the text {text!r:.60}"):
             answer = function(text)
-        except (Exception, SystemExit) as error:
-            raise _raised("dataset.extract", path, error, f"the text {text!r:.60}") from error
         if answer is not None and not isinstance(answer, str):
             raise InvalidInput(
                 f"dataset.extract={path} gave {answer!r:.60}, of type {type(answer).__name__}, for "
@@ -122,10 +121,8 @@ def user_grader(path: str | None) -> Same | None:
     @lru_cache(REMEMBERED)
     def grade(gold: str, answer: str) -> bool:
         given = f"the gold answer {gold!r:.60} and the answer {answer!r:.60}"
-        try:
+        with _named("dataset.grader", path, given):
             verdict = function(gold, answer)
-        except (Exception, SystemExit) as error:
-            raise _raised("dataset.grader", path, error, given) from error
         if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's is a bool as well
             raise InvalidInput(
                 f"dataset.grader={path} gave {verdict!r:.60}, of type {type(verdict).__name__}, "
@@ -141,14 +138,19 @@ def _function(path: str, key: str, what: str, given: tuple[str, ...]) -> Callabl
         raise InvalidInput(f"{key}={path} is no dotted path; give module.function, {what}")
     function: Callable[..., Any] = find(path, key)
     try:
-        inspect.signature(function).bind(*given)
-    except TypeError as error:
-        raise InvalidInput(f"{key}={path} cannot be called as {what}: {error}") from error
+        signature = inspect.signature(function)
     except ValueError:  # a function of C without a signature
-        pass
+        return function
+    with refusing(TypeError, f"{key}={path} cannot be called as {what}: {{error}}"):
+        signature.bind(*given)
     return function
 
 
-def _raised(key: str, path: str, error: BaseException, given: str) -> InvalidInput:
-    raised = f"{key}={path} raised {type(error).__name__}: {error}, for {given}"
-    return InvalidInput(f"{raised}{at(origin(error))}")
+def _named(key: str, path: str, given: str) -> AbstractContextManager[None]:
+    """What a user's function raises is told with its name and what it was given."""
+
+    def said(error: BaseException) -> str:
+        return f"{error}, for {given}{at(origin(error))}"
+
+    raised = f"{key}={path} raised {{kind}}: {{error}}"
+    return refusing((Exception, SystemExit), raised, said=said)

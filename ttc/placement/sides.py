@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ttc.decoder_layers import decoder_layers
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refusing
 from ttc.model.loading.partition import Partition, partition
 from ttc.model.stored import stored_bytes
 
@@ -27,13 +27,13 @@ def partition_of(model: Any) -> Partition:
 
 def split_layers(model: Any) -> list[nn.Module]:
     """The decoder layers. Raises UnsupportedModel where they cannot lie in different places."""
-    try:
+    with refusing(
+        UnsupportedModel,
+        "{error}, one of which runs after the other, so it cannot be split; placement=streamed may "
+        "take it",
+        UnsupportedModel,
+    ):
         layers = decoder_layers(model)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(
-            f"{error}, one of which runs after the other, so it cannot be split; "
-            "placement=streamed may take it"
-        ) from error
     owners: dict[nn.Module, int] = {}
     for n, layer in enumerate(layers):
         for module in layer.modules():

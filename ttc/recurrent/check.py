@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refusing
 from ttc.memory.states import StateBatch, StateShape, Tensors
 from ttc.model.check.attention_check import check_same, deviation, is_precise
 from ttc.model.check.recording import AttentionCall, PackedRows
@@ -131,14 +131,14 @@ class _Passes:
         ends = accumulate(map(len, runs))
         spans = [slice(end - len(run), end) for end, run in zip(ends, runs, strict=True)]
         rows = PackedRows(pack(self.ids, 1), positions.tolist(), pack)
-        try:
+        with refusing(
+            UnsupportedModel,
+            f"its recurrent layers give something else when they go {how} than in one run over a "
+            "sequence ({error})",
+            UnsupportedModel,
+            said=lambda error: str(error).partition(" when branches")[0],
+        ):
             with self.recurrent.running(batches):
                 result = self.check.replay(self.calls, rows, [*range(len(places))], spans)
             expected = pack(self.logits, 1)
             check_same("the logits differ", expected, result, self.check.precise, 1e-4, 0.25)
-        except UnsupportedModel as error:
-            what = str(error).partition(" when branches")[0]
-            raise UnsupportedModel(
-                f"its recurrent layers give something else when they go {how} than in one run over "
-                f"a sequence ({what})"
-            ) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, TemplateError
 
-from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.errors import InvalidInput, UnsupportedModel, refusing
 from ttc.text.encodable import check_encodable
 
 if TYPE_CHECKING:
@@ -243,20 +243,18 @@ def _applied(
         bos = getattr(tokenizer, "bos_token", None)
         return write(fitted(given, template_text(tokenizer), bos, write, way_out), tokenize)
 
-    try:
+    def said(error: Exception) -> str:
+        kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+        return f"{kind}{error}".partition("\n")[0]
+
+    instead = way_out
+    if isinstance(getattr(tokenizer, "chat_template", None), Mapping):
+        name = "+dataset.chat_options.chat_template=NAME"
+        instead = f"choose one of several chat templates ({name}), or {way_out}"
+    refuses = f"the chat template refuses these messages: {{error}}; {instead}"
+    # a template can make Python raise anything
+    with refusing(Exception, refuses, but=InvalidInput, said=said):
         return limited(written, TEMPLATE_S, "the chat template", way_out)
-    except InvalidInput:
-        raise
-    except Exception as error:  # a template can make Python raise anything
-        if isinstance(getattr(tokenizer, "chat_template", None), Mapping):
-            name = "+dataset.chat_options.chat_template=NAME"
-            way_out = f"choose one of several chat templates ({name}), or {way_out}"
-        said = (
-            str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-        )
-        raise InvalidInput(
-            f"the chat template refuses these messages: {said.partition(chr(10))[0]}; {way_out}"
-        ) from error
 
 
 def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:

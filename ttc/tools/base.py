@@ -22,7 +22,7 @@ from ttc.checks import (
     check_known,
     check_once,
 )
-from ttc.errors import InvalidInput, refusing
+from ttc.errors import InvalidInput, refuse, refusing
 from ttc.text.encodable import encodable
 from ttc.tools.formats import FORMATS, Schema, ToolFormat
 
@@ -121,20 +121,24 @@ class Tool:
         values of another type."""
         parameters = self.schema["function"].get("parameters") or {}
         known = self._properties
-        missing = [name for name in parameters.get("required") or [] if name not in arguments]
         takes = f"{self.name} takes {', '.join(known) or 'no arguments'}"
-        if missing:
-            raise ToolError(f"the argument {missing[0]} is missing; {takes}")
-        for name, value in arguments.items():
-            if name not in known:
-                if parameters.get("additionalProperties"):
-                    continue
-                raise ToolError(f"there is no argument {name}; {takes}")
-            kinds = _kinds(known[name])
-            if not _fits(value, kinds):
-                raise ToolError(
-                    f"the argument {name}={value!r:.80} must be of type {' or '.join(kinds)}"
-                )
+        kinds = {name: _kinds(known[name]) for name in arguments if name in known}
+        missing = {
+            f"the argument {name} is missing; {takes}": name not in arguments
+            for name in parameters.get("required") or []
+        }
+        unknown = {
+            f"there is no argument {name}; {takes}": not parameters.get("additionalProperties")
+            for name in arguments
+            if name not in known
+        }
+        unfit = {
+            f"the argument {name}={arguments[name]!r:.80} must be of type {' or '.join(its)}": (
+                not _fits(arguments[name], its)
+            )
+            for name, its in kinds.items()
+        }
+        refuse(missing | unknown | unfit, ToolError)
 
     def answer(self, arguments: Mapping[str, Any]) -> str:
         """The answer to a call, as text or JSON. Raises whatever the tool raises."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class ProblemPrograms:
 
 
 @dataclass(eq=False)
-class WrittenTests(Options):
+class WrittenTests(Options, ABC):
     """Rates the programs of one problem together, by calls of the function that they define.
 
     The calls are those of the shown tests, and of tests that the model writes once for each
@@ -76,9 +77,9 @@ class WrittenTests(Options):
     def sampling(self) -> Sampling:
         return Sampling(self.temperature)
 
+    @abstractmethod
     def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
         """The rating of each of the programs."""
-        raise NotImplementedError
 
     @pass_by_pass
     def rate(
@@ -154,8 +155,10 @@ class WrittenTests(Options):
 class Agreement(WrittenTests):
     """Rates programs by running them on the tests alone, so that its price is known."""
 
-    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:
-        raise NotImplementedError
+    @abstractmethod
+    def agreement(
+        self, programs: Sequence[str], tests: Sequence[CallTest]
+    ) -> Passes[list[float]]: ...
 
     def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
         return self.agreement(given.programs, given.tests)

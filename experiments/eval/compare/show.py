@@ -23,7 +23,7 @@ from experiments.eval.compare.rows import (
 from experiments.runs.records import as_json
 from experiments.runs.screen import as_bytes
 from experiments.runs.summary import shown_counts
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, refusing
 
 Figures = dict[str, Any]
 
@@ -155,12 +155,9 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
     Compute is FLOPs per problem where every row knows them, else tokens. Raises InvalidInput
     without matplotlib.
     """
-    try:
+    needs = "a plot needs matplotlib: pip install matplotlib, or leave --plot out"
+    with refusing(ImportError, needs):
         import matplotlib
-    except ImportError:
-        raise InvalidInput(
-            "a plot needs matplotlib: pip install matplotlib, or leave --plot out"
-        ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
 
@@ -201,9 +198,9 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
         axis.xaxis.set_minor_formatter(lambda value, _: amount(value))
     axis.xaxis.set_major_formatter(lambda value, _: amount(value))
     try:
-        figure.savefig(out, dpi=120, format=form)
-    except ValueError as error:  # a suffix that matplotlib does not know
-        raise InvalidInput(f"--plot={out}: {error}") from error
+        # a suffix that matplotlib does not know
+        with refusing(ValueError, f"--plot={out}: {{error}}"):
+            figure.savefig(out, dpi=120, format=form)
     finally:
         pyplot.close(figure)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ttc.decoder_layers import decoder_layers
-from ttc.errors import UnsupportedModel
+from ttc.errors import UnsupportedModel, refusing
 from ttc.model.replaced_functions import running_as
 
 
@@ -24,12 +24,9 @@ class Lens:
 
     def __init__(self, model: Any):
         self.model = model
-        try:
+        whole = "{error}, so it cannot leave a scoring pass early; score it without an exit"
+        with refusing(UnsupportedModel, whole, UnsupportedModel):
             self.layers = decoder_layers(model)
-        except UnsupportedModel as error:
-            raise UnsupportedModel(
-                f"{error}, so it cannot leave a scoring pass early; score it without an exit"
-            ) from error
 
     def logits(self, output: Any, rows: Sequence[int]) -> Tensor:
         """(rows, vocab) in at least float32, for `rows` of what a layer returned."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from verifiers.self_verifier import SelfVerifier as SelfVerifier
     from verifiers.skywork_prm import SkyworkPRM as SkyworkPRM
     from verifiers.think_prm import ThinkPRM as ThinkPRM
+    from verifiers.token_prm import TokenPRM as TokenPRM
     from verifiers.tournament import Tournament as Tournament
     from verifiers.value_head import ValueHead as ValueHead
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import Tensor
-
-from verifiers.reward_model import MARK, RewardModel
+from verifiers.token_prm import Format, MarkedSteps
 
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
-STEP_END = "<extra_0>"
 
 
 @dataclass(eq=False)
-class QwenPRM(RewardModel):
+class QwenPRM(MarkedSteps):
     """P(correct) of each step: the softmax of the head's two outputs at the step's `<extra_0>`.
 
     The model is loaded as a plain Qwen2 with a head of two layers. The code on the hub, which newer
@@ -28,21 +24,14 @@ class QwenPRM(RewardModel):
 
     model: Any = "Qwen/Qwen2.5-Math-PRM-7B"
 
-    def check_tokenizer(self) -> None:
-        self.single(STEP_END)
-        self.chat([{"role": "user", "content": "?"}])
-
-    def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        return [*self.opened(question, steps), self.single(STEP_END)]
-
-    def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        messages = [
+    published: ClassVar[Format] = Format(
+        mark="<extra_0>",
+        good=1,
+        bad=0,
+        template=[
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": MARK},
-        ]
-        plain = [step.replace(STEP_END, " ") for step in steps]
-        return self.templated(self.chat(messages)) + self.joined(plain, [self.single(STEP_END)])
-
-    def score(self, output: Tensor) -> float:
-        return float(output.float().softmax(-1)[1])
+            {"role": "user", "content": "{question}"},
+            {"role": "assistant", "content": "{steps}"},
+        ],
+        apart=True,
+    )

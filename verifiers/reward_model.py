@@ -20,7 +20,8 @@ from ttc.checks import NonEmptyText, Options
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.loading.load import load, load_headed
-from ttc.model.loading.reward_heads import HeadedModel
+from ttc.model.loading.model_files import opened
+from ttc.model.loading.reward_heads import HeadedModel, check_headless
 from ttc.model.packed_linear import pack_linears
 from ttc.passes.ratings import pass_by_pass
 from ttc.task import Passes
@@ -63,8 +64,6 @@ class RewardModel(Options, ABC):
     rates_steps: ClassVar[bool] = True
     writes: ClassVar[bool] = False
     """Whether the model writes before it rates, as its generation_config asks."""
-    offset: ClassVar[int] = -1
-    """Where a step's score is read, counted from the end of what ends the step."""
 
     _parts: tuple[Any, Any] | None = field(init=False, repr=False, default=None)
     _mirror: tuple[ReferenceType[Backend], TreeMirror] | None = field(
@@ -73,6 +72,15 @@ class RewardModel(Options, ABC):
     _known: dict[str, list[int]] = field(init=False, repr=False, default_factory=dict)
 
     # ---------------------------------------------------------------- of each format
+
+    @property
+    def has_head(self) -> bool:
+        return self.headed
+
+    @property
+    def offset(self) -> int:
+        """Where a step's score is read, counted from the end of what ends the step."""
+        return -1
 
     @abstractmethod
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
@@ -160,7 +168,7 @@ class RewardModel(Options, ABC):
             return Layout(tokens, reads, [])
         whole = self.closed(question, [*steps, rest])
         shared = common_prefix(whole, self.opened(question, [*steps, rest]))
-        kept = max(len(tokens), shared)
+        kept = min(max(len(tokens), shared), len(whole) + self.offset)
         return Layout(whole[:kept], reads, whole[kept : len(whole) + self.offset + 1])
 
     def one_rating(self, question: str, text: str) -> Layout:
@@ -186,8 +194,12 @@ class RewardModel(Options, ABC):
     def _load(self) -> tuple[Any, Any]:
         if not isinstance(self.model, str):
             model, tokenizer = self.model
-            return (HeadedModel.of(model) if self.headed else model), tokenizer
-        loading = load_headed if self.headed else load
+            return (HeadedModel.of(model) if self.has_head else model), tokenizer
+        loading = load_headed if self.has_head else load
+        if not self.has_head:
+            with opened(self.model) as (source, options):
+                if "gguf_file" not in options:
+                    check_headless(source)
         model, tokenizer = loading(self.model, device=self.device, dtype=self.dtype)
         pack_linears(model)
         return model, tokenizer
@@ -233,19 +245,16 @@ class RewardModel(Options, ABC):
             known = self._known[text] = encoded(text, self.tokenizer)
         return known
 
-    def single(self, text: str) -> int:
-        """The one token of `text`. Raises UnsupportedModel where it takes more, or is unknown."""
+    def single(self, text: str, what: str = "") -> int:
+        """The one token of `text`. Raises UnsupportedModel where it takes more, or is unknown.
+        what: the setting that it is of."""
         tokens = self.encode(text)
         if len(tokens) != 1 or tokens[0] == getattr(self.tokenizer, "unk_token_id", None):
             raise UnsupportedModel(
-                f"the tokenizer has no token {text!r} (it gives {tokens}); give the reward model's "
-                "own tokenizer"
+                f"{what and f'{what}: '}the tokenizer has no token {text!r} (it gives {tokens}); "
+                "give a text that is one token of it, or the reward model's own tokenizer"
             )
         return tokens[0]
-
-    def first_share(self, output: Tensor, *texts: str) -> float:
-        logits = output[[self.single(text) for text in texts]]
-        return float(logits.float().softmax(-1)[0])
 
     def chat(
         self,

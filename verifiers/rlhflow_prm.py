@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from ttc.errors import UnsupportedModel
-from verifiers.reward_model import RewardModel
-
-GOOD, BAD = "+", "-"
+from verifiers.token_prm import Format, MarkedSteps
 
 
 @dataclass(eq=False)
-class RLHFlowPRM(RewardModel):
+class RLHFlowPRM(MarkedSteps):
     """P(+) against P(-) as the answer to each step.
 
     A step is a message of the user, the first one after the question. Each is answered with "+",
@@ -30,28 +24,10 @@ class RLHFlowPRM(RewardModel):
     """
 
     model: Any = "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data"
-    headed: ClassVar[bool] = False
-    offset: ClassVar[int] = -3  # "\\n\\n" of the header, "+", the end of the turn
 
-    def check_tokenizer(self) -> None:
-        good, _ = self.single(GOOD), self.single(BAD)
-        text = self._chat("?", ["1"])
-        if self.templated(text)[-2:-1] != [good]:
-            raise UnsupportedModel(
-                f"the chat template writes {text!r}, which is not RLHFlowPRM's format; give the "
-                "reward model's own tokenizer"
-            )
-
-    def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self.templated(self._chat(question, steps))
-
-    def _chat(self, question: str, steps: Sequence[str]) -> str:
-        messages = []
-        for place, step in enumerate(steps):
-            asked = step if place else f"{question} {step}"
-            messages.append({"role": "user", "content": asked})
-            messages.append({"role": "assistant", "content": GOOD})
-        return self.chat(messages)
-
-    def score(self, output: Tensor) -> float:
-        return self.first_share(output, GOOD, BAD)
+    published: ClassVar[Format] = Format(
+        mark="+",
+        template=[{"role": "user", "content": "{question} {steps}"}],
+        read="before",
+        turns=True,
+    )

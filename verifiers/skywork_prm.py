@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import Tensor
-
-from ttc.errors import UnsupportedModel
-from verifiers.reward_model import RewardModel
+from verifiers.token_prm import Format, MarkedSteps
 
 
 @dataclass(eq=False)
-class SkyworkPRM(RewardModel):
+class SkyworkPRM(MarkedSteps):
     """The sigmoid of a value head at the line break that ends each step.
 
     Question, steps and line breaks are encoded apart, as the authors' `prepare_input` does
@@ -29,21 +25,9 @@ class SkyworkPRM(RewardModel):
     model: Any = "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B"
     separator: str = "\n"
 
-    def check_tokenizer(self) -> None:
-        self.single("\n")
-        if getattr(self.tokenizer, "bos_token", None) is None:
-            raise UnsupportedModel(
-                "the tokenizer has no bos_token, with which SkyworkPRM's texts begin; give the "
-                "model's"
-            )
-
-    def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        return [*self.opened(question, steps), self.single("\n")]
-
-    def opened(self, question: str, steps: Sequence[str]) -> list[int]:
-        asked = self.encode(f"{self.tokenizer.bos_token}{question}\n")
-        lines = [step.replace("\n", " ") for step in steps]
-        return [*asked, *self.joined(lines, [self.single("\n")])]
+    published: ClassVar[Format] = Format(
+        mark="\n", good=0, bad=(), template="{bos}{question}\n{steps}", apart=True
+    )
 
     def split(self, text: str, finished: bool) -> tuple[list[str], str | None]:
         if self.separator != "\n":
@@ -52,6 +36,3 @@ class SkyworkPRM(RewardModel):
         if finished:
             return [*ended, rest], None
         return ended, rest if rest or not ended else None
-
-    def score(self, output: Tensor) -> float:
-        return float(output.float().sigmoid()[0])

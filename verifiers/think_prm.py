@@ -16,7 +16,6 @@ from ttc.passes.ratings import pass_by_pass
 from ttc.sampling import Sampling
 from ttc.step import Step
 from ttc.task import Passes
-from verifiers.math_shepherd import numbered
 from verifiers.reward_model import RewardModel, check_room
 from verifiers.reward_model_pass import Layout
 from verifiers.side_branches import (
@@ -27,6 +26,7 @@ from verifiers.side_branches import (
     word_shares,
     written,
 )
+from verifiers.token_prm import numbered
 
 TASK = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{}\n\n"

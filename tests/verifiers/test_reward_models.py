@@ -26,7 +26,7 @@ from tests.helpers.reward_models import (
 )  # fmt: skip
 from ttc import InvalidInput, UnsupportedModel
 from ttc.model.loading.reward_heads import HeadedModel
-from verifiers import MathShepherd, QwenPRM, RLHFlowPRM, SkyworkPRM, ValueHead
+from verifiers import MathShepherd, QwenPRM, RLHFlowPRM, SkyworkPRM, TokenPRM, ValueHead
 from verifiers.reward_model import RewardModel, split_steps
 
 QUESTION = "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
@@ -162,7 +162,101 @@ def value_head() -> tuple[RewardModel, Whole]:
     return ValueHead((model, tokenizer), separator="\n\n"), whole
 
 
+def marked() -> tuple[RewardModel, Whole]:
+    """A text in which each step ends with a mark and a line break, at which it is read; several
+    tokens are good."""
+    tokenizer = byte_tokenizer(["<step>"], bos="<step>")
+    model = seeded(hf.LlamaForCausalLM, configuration("llama", tokenizer))
+    signs = [tokenizer.encode(sign)[-1] for sign in "+1-0?"]
+
+    def whole(question: str, steps: Sequence[str]) -> list[float]:
+        text = f"Q: {question}\nA:"
+        scores = []
+        for place, step in enumerate(steps, start=1):
+            own = "" if step.startswith("(") else f"({place}) "
+            text += f" {own}{step}<step>\n"
+            values = logits_at(model, tokenizer.encode(text))[-1, signs]
+            scores.append(float(values.exp()[:2].sum() / values.exp().sum()))
+        return scores
+
+    verifier = TokenPRM(
+        (model, tokenizer),
+        mark="<step>",
+        good=["+", "1"],
+        bad=["-", "0", "?"],
+        template="Q: {question}\nA:{steps}",
+        step=" ({number}) {step}{mark}\n",
+        read="after",
+    )
+    return verifier, whole
+
+
+def predicted() -> tuple[RewardModel, Whole]:
+    """A chat whose answer holds a verdict after each step, which is read where it is predicted,
+    among all tokens."""
+    tokenizer = byte_tokenizer(["<good>", "<bad>", *IM], CHATML)
+    model = seeded(hf.LlamaForCausalLM, configuration("llama", tokenizer))
+
+    def whole(question: str, steps: Sequence[str]) -> list[float]:
+        text = f"<|im_start|>user\nIs this right? {question}<|im_end|>\n<|im_start|>assistant\n"
+        scores = []
+        for step in steps:
+            text += step
+            logits = logits_at(model, tokenizer.encode(text, add_special_tokens=False))[-1]
+            scores.append(float(logits.softmax(-1)[tokenizer.convert_tokens_to_ids("<good>")]))
+            text += "<good>\n"
+        return scores
+
+    verifier = TokenPRM(
+        (model, tokenizer),
+        mark="<good>",
+        good="<good>",
+        bad=[],
+        template=[
+            {"role": "user", "content": "Is this right? {question}"},
+            {"role": "assistant", "content": "{steps}"},
+        ],
+        step="{step}{mark}\n",
+        read="before",
+    )
+    return verifier, whole
+
+
+def headed_turns() -> tuple[RewardModel, Whole]:
+    """Each step is a message that is answered, and a head of three labels is read there."""
+    tokenizer = byte_tokenizer(["<yes>", *IM], CHATML)
+    model = seeded(hf.Qwen2ForTokenClassification, configuration("qwen2", tokenizer, num_labels=3))
+    headed = HeadedModel.of(model)
+
+    def whole(question: str, steps: Sequence[str]) -> list[float]:
+        text, scores = f"<|im_start|>system\nJudge.<|im_end|>\n<|im_start|>user\n{question}\n", []
+        for step in steps:
+            text += f"{step}<|im_end|>\n<|im_start|>assistant\n<yes>"
+            tokens = tokenizer.encode(text, add_special_tokens=False)
+            shares = head_at(headed, tokens)[-1].softmax(-1)
+            scores.append(float(shares[2] + shares[0]))
+            text += "<|im_end|>\n<|im_start|>user\n"
+        return scores
+
+    verifier = TokenPRM(
+        (model, tokenizer),
+        mark="<yes>",
+        good=[2, 0],
+        bad=[1],
+        template=[
+            {"role": "system", "content": "Judge."},
+            {"role": "user", "content": "{question}\n{steps}"},
+        ],
+        step="{step}{mark}",
+        turns=True,
+    )
+    return verifier, whole
+
+
 MODELS = {
+    "marked": marked,
+    "predicted": predicted,
+    "headed_turns": headed_turns,
     "qwen": qwen,
     "skywork": skywork,
     "math_shepherd": math_shepherd,
@@ -337,8 +431,9 @@ def test_a_tokenizer_without_the_formats_tokens_is_refused() -> None:
     language = hf.LlamaForCausalLM(configuration("llama", byte_tokenizer(IM)))
     with pytest.raises(UnsupportedModel, match="no token 'ки'"):
         MathShepherd((language, byte_tokenizer(IM))).mirror(engine)
-    with pytest.raises(UnsupportedModel, match="not RLHFlowPRM's format"):
-        RLHFlowPRM((language, byte_tokenizer(IM, CHATML))).mirror(engine)
+    silent = CHATML.replace("m['content']", "(m['content'] if m['role'] == 'user' else '')")
+    with pytest.raises(UnsupportedModel, match="leaves it out, so that RLHFlowPRM cannot read"):
+        RLHFlowPRM((language, byte_tokenizer(IM, silent))).mirror(engine)
 
 
 def test_a_model_without_a_reward_head_is_refused() -> None:

@@ -101,6 +101,16 @@ def read_head(source: str, dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), *others) if others else first
 
 
+def check_headless(source: str) -> None:
+    """Raise UnsupportedModel for weights with a reward head, where a language model is read: one
+    with tied embeddings would be made up from what they hold."""
+    if tensors := _head_tensors(source):
+        raise UnsupportedModel(
+            f"the weights of {source} hold a reward head ({min(tensors)}) and are read as a "
+            "language model's here; give a language model, or a verifier that reads heads"
+        )
+
+
 def _linear(dtype: torch.dtype, weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=dtype)
     with torch.no_grad():

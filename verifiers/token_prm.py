@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -60,6 +61,7 @@ class Format(Options):
     def refusals(self) -> Mapping[str, object]:
         whole = "\0".join(self.contents)
         labels = [*self.good, *self.bad]
+        named = f"good={list(self.good)} and bad={list(self.bad)}"
         return {
             f"template={self.template!r:.80} must hold {{question}} once and then {{steps}} once, "
             "where they go": not _in_order(whole, "{question}", "{steps}"),
@@ -67,12 +69,14 @@ class Format(Options):
                 self.step, "{step}", "{mark}"
             ),
             "good names no token; give one at least": not self.good,
-            f"good={list(self.good)} and bad={list(self.bad)} must name different tokens": len(
-                set(labels)
+            f"{named} must name different tokens": len(set(labels)) < len(labels),
+            f"{named} must all be texts of tokens, or all numbers of a head's outputs": len(
+                set(map(type, labels))
             )
-            < len(labels),
-            f"good={list(self.good)} and bad={list(self.bad)} must all be texts of tokens, or all "
-            "numbers of a head's outputs": len(set(map(type, labels))) > 1,
+            > 1,
+            f"{named} must name each output of the head, from 0 on; without bad ones there is "
+            "one": self.headed
+            and (sorted(labels) != list(range(len(labels))) or not (self.bad or len(labels) == 1)),
             f"read=after, and nothing follows {{mark}} in step={self.step!r}; put it there, or "
             "use read=mark": self.read == "after" and not self.after,
             "turns=true needs a chat as template, whose last message is the user's and ends with "
@@ -100,7 +104,7 @@ class Format(Options):
 
     @property
     def headed(self) -> bool:
-        return isinstance(self.good[0], int)
+        return isinstance(next(iter(self.good), ""), int)
 
     @property
     def after(self) -> str:
@@ -153,7 +157,14 @@ class MarkedSteps(RewardModel):
 
     @property
     def offset(self) -> int:
-        return OFFSETS[self.format.read]
+        return OFFSETS[self.format.read] - self._turn_end
+
+    @cached_property
+    def _turn_end(self) -> int:
+        """The tokens that the chat template writes after a mark that is a turn of its own."""
+        if not self.format.turns:
+            return 0
+        return len(self._tokens("?", ["1"])) - len(self._tokens("?", ["1"], to_mark=True))
 
     def check_tokenizer(self) -> None:
         form = self.format
@@ -170,7 +181,8 @@ class MarkedSteps(RewardModel):
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         tokens, mark = self._tokens(question, steps), self.single(self.format.mark)
-        ends = tokens[-1:] == [mark] or self.format.read == "after"
+        last = tokens[len(tokens) - 1 - self._turn_end :][:1]
+        ends = last == [mark] or self.format.read == "after"
         if not ends or tokens.count(mark) < len(steps):
             raise UnsupportedModel(
                 f"the tokenizer joins the mark {self.format.mark!r} with what stands before it, or "
@@ -200,16 +212,18 @@ class MarkedSteps(RewardModel):
 
     # ---------------------------------------------------------------- text and tokens
 
-    def _tokens(self, question: str, steps: Sequence[str]) -> list[int]:
-        """The tokens up to CUT, or the last step's mark, or what follows that where it is read."""
+    def _tokens(self, question: str, steps: Sequence[str], *, to_mark: bool = False) -> list[int]:
+        """The tokens up to CUT, or to the last step's mark, or what follows that where it is read.
+        to_mark: without the end of a turn that is a mark."""
         form, written = self.format, self.format.written(steps)
         after = form.after if form.read == "after" else ""
         if not form.apart:
             *earlier, last = written
             end = "" if CUT in last else form.mark + after
             before = "".join(text + form.mark + form.after for text in earlier)
-            return self._encoded(question, written, before + last + end + CUT)
-        tokens = self._encoded(question, written, CUT)
+            whole = [before + last + end + CUT]
+            return self._encoded(question, written if form.turns else whole, to_mark)
+        tokens = self._encoded(question, [CUT])
         mark, between = self.single(form.mark), self.encode(form.after)
         for place, text in enumerate(written):
             tokens = [*tokens, *(between if place else ()), *self.encode(text.partition(CUT)[0])]
@@ -217,8 +231,9 @@ class MarkedSteps(RewardModel):
                 tokens.append(mark)
         return [*tokens, *self.encode(after)] if CUT not in written[-1] else tokens
 
-    def _encoded(self, question: str, written: Sequence[str], steps: str) -> list[int]:
-        """The tokens of the template up to CUT. steps: as one text."""
+    def _encoded(self, question: str, texts: Sequence[str], to_mark: bool = False) -> list[int]:
+        """The tokens of the template up to CUT. texts: the first one is in the place of the steps;
+        each further one is a turn."""
         form = self.format
 
         def filled(text: str, said: str) -> str:
@@ -228,18 +243,15 @@ class MarkedSteps(RewardModel):
 
         if isinstance(form.template, str):
             bos = getattr(self.tokenizer, "bos_token", None) or ""
-            text = filled(form.template.replace("{bos}", bos), steps)
+            text = filled(form.template.replace("{bos}", bos), texts[0])
             text = text.partition(CUT)[0]
             return list(self.encode(text)) if form.apart else self.whole(text)
-        messages = form.messages
-        first = written[0] if form.turns else steps
-        chat = [{**message, "content": filled(message["content"], first)} for message in messages]
+        chat = [{**m, "content": filled(m["content"], texts[0])} for m in form.messages]
+        verdict = {"role": "assistant", "content": form.mark}
+        for text in texts[1:]:
+            chat += [verdict, {"role": "user", "content": text}]
         if form.turns:
-            chat.append({"role": "assistant", "content": form.mark})
-            for text in written[1:]:
-                chat.append({"role": "user", "content": text})
-                chat.append({"role": "assistant", "content": form.mark})
-            chat[-1]["content"] += CUT
+            chat.append({**verdict, "content": form.mark + CUT if to_mark else form.mark})
         return self.templated(self.chat(chat))
 
 
@@ -273,10 +285,8 @@ class TokenPRM(MarkedSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given: dict[str, Any] = {
-            one.name: getattr(self, one.name, one.default) for one in fields(Format)
-        }
-        self._own = Format(**given)
+        given = [one.name for one in fields(Format) if hasattr(self, one.name)]
+        self._own = Format(**{name: getattr(self, name) for name in given})
 
     @property
     def format(self) -> Format:

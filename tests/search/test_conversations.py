@@ -298,7 +298,7 @@ def test_the_server_and_python_send_the_same_and_draw_the_same() -> None:
     for talk in (WITH_SYSTEM, CALLED):
         body = json.dumps({"model": "m", "messages": talk, "seed": 7}).encode()
         prepared = Preparer(local, SolveOptions()).prepare(read(ChatBody, body), "greedy", SHORT)
-        (problem,), config = prepared.problems, prepared.config
+        ((problem, config),) = prepared.problems
         here = solve(SHORT, problem=talk, engine=local, seed=7)
         assert config.template.text(problem.question, local.tokenizer) == here.prompt
         assert config.seed_of(problem) == config.seed_of(here.problem)

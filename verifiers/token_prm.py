@@ -16,8 +16,8 @@ from ttc.errors import UnsupportedModel
 from verifiers.reward_model import MARK as CUT
 from verifiers.reward_model import RewardModel
 
-Place = Literal["mark", "before", "after"]
-OFFSETS: Mapping[Place, int] = {"mark": -1, "before": -2, "after": -1}
+ReadAt = Literal["mark", "before", "after"]
+OFFSETS: Mapping[ReadAt, int] = {"mark": -1, "before": -2, "after": -1}
 """Where a score is read, from the end of a text that ends with a mark, or with what follows it."""
 
 
@@ -47,7 +47,7 @@ class Format(Options):
     bad: Any = ("-",)
     template: Any = "{question}\n{steps}"
     step: str = "{step}{mark}"
-    read: Place = "mark"
+    read: ReadAt = "mark"
     turns: bool = False
     apart: bool = False
     instead: str = " "
@@ -277,7 +277,7 @@ class TokenPRM(MarkedSteps):
     bad: Any = ("-",)
     template: Any = "{question}\n{steps}"
     step: str = "{step} {mark}\n"
-    read: Place = "mark"
+    read: ReadAt = "mark"
     turns: bool = False
     apart: bool = False
 

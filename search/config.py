@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ttc.backend import Backend
 from ttc.checks import check_is
 from ttc.errors import InvalidInput, refuse
 from ttc.origin import at, origin
-from ttc.parts import handler
+from ttc.parts import find, handler
 from ttc.protocols import Extract
 from ttc.results import Problem
 from ttc.sampling import random_key
@@ -128,6 +129,10 @@ class SearchConfig:
             template = chat.template
             if chat.tools.strict:
                 grammar = handler("answers", "calls")(chat, engine, self.thoughts)
+            elif chat.opening:
+                grammar = _must_call(chat, engine, self.thoughts)
+            if grammar is not None:
+                chat = replace(chat, opening="")
         stops = () if options.has_grammar else template.ends(engine.tokenizer)
         return replace(
             self, template=template, stops=stops, closes=closes, tools=chat, grammar=grammar
@@ -177,6 +182,15 @@ def _grammar(
     make = handler("answers", "grammar").of
     grammar: Grammar = make(options.schema, options.grammar, engine, thoughts)
     return grammar
+
+
+def _must_call(chat: Any, engine: Backend, thoughts: Thoughts | None) -> Grammar | None:
+    """What makes the model call a tool, where its calls and its tokens can be masked; else it is
+    given the beginning of one."""
+    calls = find("answers", "calls")
+    with suppress(InvalidInput, ImportError):
+        return None if calls is None else calls(chat, engine, thoughts)
+    return None
 
 
 def _stops_loops(

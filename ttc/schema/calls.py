@@ -17,7 +17,8 @@ NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fals
 
 def call_grammar(chat: Any, backend: Backend, thoughts: Thoughts | None) -> AnswerGrammar:
     """For the tools of a conversation (`ttc.tools.chat.ToolChat`). Each answer of a tool begins the
-    text anew.
+    text anew. Where a call must be made (`Tools.choice`), the text is nothing but calls of
+    those tools.
 
     Raises InvalidInput where calls are not written as JSON behind a mark.
     """
@@ -28,13 +29,19 @@ def call_grammar(chat: Any, backend: Backend, thoughts: Thoughts | None) -> Answ
             "model writes them in another way; leave strict out"
         )
     blanks = f"/{BLANKS}/"
+    close = _literal(form.close, backend)
+    must = chat.tools.callable_names
+    first = [f"call_{i}" for i, tool in enumerate(chat.tools.tools) if tool.name in must]
     rules = [
-        f"{EXACT}start: call* TEXT",
+        f"{EXACT}start: {'first+' if first else 'call* TEXT'}",
         "TEXT: /(.|\\n)*/",
         f"call: head {blanks} ({' | '.join(f'call_{i}' for i in range(len(chat.tools.tools)))}) "
-        f"{blanks} {_literal(form.close, backend)}",
+        f"{blanks} {close}",
         _head(form.mark, backend),
     ]
+    if first:
+        mark = _literal(form.mark, backend)
+        rules.append(f"first: {mark} {blanks} ({' | '.join(first)}) {blanks} {close} {blanks}")
     for place, tool in enumerate(chat.tools.tools):
         name = json.dumps(tool.name, ensure_ascii=False)
         arguments = tool.schema["function"].get("parameters") or NO_ARGUMENTS

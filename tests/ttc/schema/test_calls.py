@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from search import SelfConsistency
+from search import SelfConsistency, solve
 from search.config import SearchConfig
 from search.options import SolveOptions
 from tests.helpers.engines import bytes_engine
@@ -104,3 +104,36 @@ def test_what_cannot_be_kept_to_is_refused() -> None:
         config(own, tools(schema("add", ADD), format="lfm2"))
     with pytest.raises(InvalidInput, match=r"tools.strict=True cannot be kept to: .*not"):
         config(own, tools(schema("add", {"not": {}})))
+
+
+@pytest.mark.parametrize(
+    "special", [("<tool_call>", "</tool_call>"), pytest.param((), marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_call_that_must_be_made_is_made_by_a_random_model(
+    special: tuple[str, ...], opens: bool
+) -> None:
+    """Also behind a thought that the prompt opens. What must be called is called first."""
+    template, strict = (OPENING if opens else TURNS), (schema("add", ADD), schema("now"))
+    for choice in ("required", "add", "now"):
+        own = bytes_engine(thinker(template, special=special), context=3000)
+        given = handler("group", "tools")(strict, choice=choice)
+        search = SelfConsistency(n=3, max_tokens=900, temperature=1.2)
+        result = solve(search, problem="q", engine=own, tools=given, seed=3)
+        called = [branch.tool_calls[0] for branch in result.branches if branch.tool_calls]
+        assert len(called) >= 2  # a call may come to no end within the limit
+        for call in called:
+            assert call.name == choice or choice == "required"
+            if call.name == "add":
+                assert 0 <= call.arguments["a"] <= 9 and call.arguments["b"] in (1, 2)
+            else:
+                assert call.arguments == {}
+
+
+def test_without_the_mask_the_model_is_given_the_beginning() -> None:
+    own = bytes_engine(thinker(TURNS), context=900)
+    unkept = schema("add", {"type": "object", "not": {"required": ["a"]}})
+    chosen = config(own, handler("group", "tools")([unkept], choice="required"))
+    assert chosen.grammar is None and chosen.tools.opening.startswith("<tool_call>")
+    kept = config(own, handler("group", "tools")([schema("add", ADD)], choice="required"))
+    assert kept.grammar is not None and not kept.tools.opening

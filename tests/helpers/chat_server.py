@@ -34,10 +34,13 @@ def served(
 
 @contextmanager
 def serving(
-    engine: Any, chat_options: Mapping[str, Any] | None = None, **options: Any
+    engine: Any,
+    chat_options: Mapping[str, Any] | None = None,
+    longest: int = 200,
+    **options: Any,
 ) -> Iterator[openai.OpenAI]:
     """A client of a server of this engine."""
-    offer = Offer("m", {"self_consistency": SelfConsistency(n=3, max_tokens=90)}, 200, 16)
+    offer = Offer("m", {"self_consistency": SelfConsistency(n=3, max_tokens=90)}, longest, 16)
     api = Api(
         Service(engine, 16), offer, SolveOptions(**options), 20_000, chat_options=chat_options or {}
     )

@@ -12,7 +12,7 @@ from ttc.schema.asked import BLANKS, EXACT, Asked, json_rule
 from ttc.schema.grammar import AnswerGrammar
 from ttc.text.thoughts import Thoughts
 
-NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_OTHERS = {"type": "object", "additionalProperties": False}
 
 
 def call_grammar(chat: Any, backend: Backend, thoughts: Thoughts | None) -> AnswerGrammar:
@@ -44,7 +44,8 @@ def call_grammar(chat: Any, backend: Backend, thoughts: Thoughts | None) -> Answ
         rules.append(f"first: {mark} {blanks} ({' | '.join(first)}) {blanks} {close} {blanks}")
     for place, tool in enumerate(chat.tools.tools):
         name = json.dumps(tool.name, ensure_ascii=False)
-        arguments = tool.schema["function"].get("parameters") or NO_ARGUMENTS
+        # as `Tool.check` has it: no other arguments than those of the schema, unless it says so
+        arguments = NO_OTHERS | (tool.schema["function"].get("parameters") or {})
         pieces = ["{", name] if not form.name else ["{", f'"{form.name}"', ":", name, ","]
         pieces += [":"] if not form.name else [f'"{form.arguments}"', ":"]
         written = f" {blanks} ".join([*map(json.dumps, pieces), f"arguments_{place}", '"}"'])

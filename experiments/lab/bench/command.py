@@ -18,6 +18,7 @@ COMMANDS = {
     "hybrid": "branches of a model with recurrent layers, against plain transformers",
     "quantized": "weights as .gguf files store them, beside llama.cpp and bfloat16",
     "speculative": "prompt lookup and a draft model at 1, 2 and 4 branches",
+    "schema": "answers by a schema beside free ones: a pass, and the choice of its tokens",
     "serve": "clients of the server: first tokens, tokens/s and fairness, beside vLLM's",
     "remote": "searches on a server beside the engine of this machine",
     "gpu": "first contact with a GPU: what is right there, how fast, as a file to send",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from search.ab_mcts import ABMCTS as ABMCTS
     from search.ab_mcts_m import ABMCTSM as ABMCTSM
     from search.adaptive_consistency import AdaptiveConsistency as AdaptiveConsistency
+    from search.aggregate import Aggregate as Aggregate
     from search.asking import ask_tell as ask_tell
     from search.asynchronous import asolve as asolve, astream as astream
     from search.base import Case as Case, Search as Search, SearchSteps as SearchSteps

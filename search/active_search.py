@@ -37,6 +37,7 @@ class Chat(NamedTuple):
     """
 
     template: PromptTemplate
+    question: str
     said: tuple[str, ...]
     start: int
 
@@ -99,7 +100,7 @@ class ActiveSearch:
         self.case = self.config.case(self.problem)
         self.steps = steps_of(self.config, self.root, self.case)
         self.record(self.root, None)
-        chat = Chat(self.config.template, (), len(self.root.tokens))
+        chat = Chat(self.config.template, self.problem.question, (), len(self.root.tokens))
         self.begin_turn(self.root, chat, self.tokenizer)
 
     @property
@@ -387,7 +388,7 @@ class ActiveSearch:
         branch.about = self.problem.metadata
         branch.thoughts = thoughts = self.config.thoughts
         if thoughts is not None:
-            end = chat.template.end_of_prompt(self.problem.question, tokenizer, chat.said)
+            end = chat.template.end_of_prompt(chat.question, tokenizer, chat.said)
             branch.begin_turn(chat.start, thoughts.begun(branch.tokens[: chat.start], end))
 
     def released(self, branches: Iterable[Branch]) -> list[Branch]:

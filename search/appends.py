@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from search.active_search import ActiveSearch, Chat
+from search.active_search import ActiveSearch
 from search.under_way import PassEvents, UnderWay, tasks_of
 from ttc.backend import Backend
 from ttc.branch import Branch
@@ -93,7 +93,7 @@ def _forked(
         children.append(active.record(child, branch))
         child.reopen(0 if differs else dropped)
         if request.turn:
-            active.chats[child] = Chat(active.chats[branch].template, (*said, text), keep)
+            active.chats[child] = active.chats[branch]._replace(said=(*said, text), start=keep)
             child.begin_answer()
         if request.ends_thinking:
             child.thinking_ended = len(child.tokens)
@@ -112,9 +112,9 @@ def _given(
             )
         drops = bool(request.drop) and _drops(own, branch, request.drop)
         return Given(len(branch.tokens) - (eos or drops), own.encode(text))
-    template, said, _ = active.chats[branch]
+    template, question, said, _ = active.chats[branch]
     before = branch.tokens[: len(branch.tokens) - eos]
-    said, question = (*said, _answer(own, active, branch)), active.problem.question
+    said = (*said, _answer(own, active, branch))
     prompt = template.next_prompt(text, own.tokenizer, question, said, before)
     keep = min(common_prefix(before, prompt), len(prompt) - 1)
     return Given(keep, prompt[keep:], said)

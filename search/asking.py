@@ -195,10 +195,10 @@ class AskTell:
 
     def _trial(self, asked: Pending) -> Trial:
         branch, active = asked.branch, self._driver.active[self._index]
-        template, said, start = active.chats[branch]
+        template, question, said, start = active.chats[branch]
         rated = asked.kind == "score"
         text = self._driver.engine.decode(branch.tokens[start:])
-        chat = list(template.messages(active.problem.question))
+        chat = list(template.messages(question))
         for place, words in enumerate((*said, text) if text else said):
             chat.append({"role": "user" if place % 2 else "assistant", "content": words})
         trial = Trial(

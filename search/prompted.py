@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 
 from search.active_search import ActiveSearch, Chat
 from search.under_way import PassEvents, UnderWay
@@ -31,24 +32,30 @@ def hand_on(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Handoff]]) -> 
 
 
 def _varied(engine: Backend, active: ActiveSearch, request: Vary) -> PassEvents:
-    template = active.config.template
-    templates = [replace(template, instruction=phrasing) for phrasing in request.phrasings] or [
-        template
-    ]
-    question, tokenizer = active.problem.question, engine.tokenizer
-    phrased = [template.tokens(question, tokenizer) for template in templates]
-    hints = [engine.encode(hint) for hint in request.hints] or [[]]
-    prompts = [phrased[i % len(phrased)] for i in range(request.n)]
-    suffixes = [hints[i % len(hints)] for i in range(request.n)]
+    template, tokenizer = active.config.template, engine.tokenizer
+    if request.plain:
+        template = template.plain()
+    templates = [replace(template, instruction=phrasing) for phrasing in request.phrasings]
+    asked = list(
+        islice(
+            zip(
+                cycle(templates or [template]),
+                cycle(request.questions or [active.problem.question]),
+                cycle([engine.encode(hint) for hint in request.hints] or [[]]),
+            ),
+            request.n,
+        )
+    )
     try:
-        task = engine.variants(request.root, prompts, suffixes)
+        prompts = [template.tokens(question, tokenizer) for template, question, _ in asked]
+        task = engine.variants(request.root, prompts, [hint for _, _, hint in asked])
     except InvalidInput as error:
-        active.fail(error)
+        active.refuse(error)
         return
-    for place, branch in enumerate(task.branches):
+    for branch, (template, question, hint) in zip(task.branches, asked, strict=True):
         active.record(branch, request.root)
-        start = len(branch.tokens) - len(suffixes[place])
-        active.begin_turn(branch, Chat(templates[place % len(templates)], (), start), tokenizer)
+        start = len(branch.tokens) - len(hint)
+        active.begin_turn(branch, Chat(template, question, (), start), tokenizer)
     branches = yield from task.passes()
     if not active.over:
         yield active.answer("prompted", branches)
@@ -76,8 +83,8 @@ def _handed_on(
 def _handed(
     engine: Backend, active: ActiveSearch, branch: Branch, model: str, backend: Backend
 ) -> Branch:
-    template, said, start = active.chats[branch]
-    question, tokenizer = active.problem.question, backend.tokenizer
+    template, question, said, start = active.chats[branch]
+    tokenizer = backend.tokenizer
     prompt = template.tokens(question, tokenizer)
     for place in range(0, len(said), 2):
         answer, words = said[place : place + 2]
@@ -90,5 +97,5 @@ def _handed(
     branch.adopt(child, model, len(given))
     child.usage = active.spending.meter(model, child.usage)
     active.record(child, branch)
-    active.begin_turn(child, Chat(template, said, len(prompt)), tokenizer)
+    active.begin_turn(child, Chat(template, question, said, len(prompt)), tokenizer)
     return child

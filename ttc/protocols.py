@@ -29,12 +29,18 @@ class Vary:
     phrasings: instructions, `{question}` in them; branch i asks by the i-th, then from the first
     again; none for the template's own. hints: likewise, words that the answer is made to start
     with. Both are part of the prompt.
+    questions: likewise, texts that are asked in the question's place; none for the question itself.
+    plain: without the template's solved examples, and but for a raw prompt without its instruction.
+    Where the model's context has no room for a prompt and one token after it, ContextExceeded is
+    raised at the `yield`.
     """
 
     root: Branch
     n: int
     phrasings: Sequence[str] = ()
     hints: Sequence[str] = ()
+    questions: Sequence[str] = ()
+    plain: bool = False
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,12 @@ class PromptTemplate(Options):
         given = not isinstance(self.instruction, DefaultWords)
         return self if given else replace(self, instruction=DefaultWords(words_for(kind)))
 
+    def plain(self) -> PromptTemplate:
+        """Without solved examples, and without an instruction but where that is the whole
+        prompt."""
+        given = self.instruction if self.raw else "{question}"
+        return replace(self, instruction=given, examples=())
+
     @property
     def way_out(self) -> str:
         """What to do where the chat template refuses the messages."""

@@ -56,11 +56,12 @@ def run(
         raise InvalidInput(
             f"--searches {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
         )
-    made_runs = {name: list[FinishedRun]() for name in searches}
-    for seed in seeds:
-        for name in searches:
-            made_runs[name].append(_run(name, problems, seed, budget, runs))
-    rows = [ComparedRow(SEARCHES[name][0], made) for name, made in made_runs.items()]
+    limits = [f"dataset.size={problems}", f"run.max_generated_tokens={budget}"]
+    rows = [
+        ComparedRow(label, made_runs(name, [*limits, *search.split()], seeds, runs))
+        for name, (label, search) in SEARCHES.items()
+        if name in searches
+    ]
     words = f"--problems {problems} --seeds {','.join(map(str, seeds))} --budget {budget}"
     if set(searches) != set(SEARCHES):
         words += f" --searches {','.join(searches)}"
@@ -69,21 +70,23 @@ def run(
         model=f"smollm2-135m, {default_dtype()}, its real weights",
     )
     record |= {"budget": budget, "rows": [], "pairs": pair_figures(rows, every=True)}
-    for name, row in zip(searches, rows, strict=True):
+    settings = dict(SEARCHES.values())
+    for row in rows:
         figures = row_figures(row)
         del figures["folders"]
-        record["rows"].append(figures | {"settings": SEARCHES[name][1]})
+        record["rows"].append(figures | {"settings": settings[row.name]})
     save(record, out)
     print(table(record))
 
 
-def _run(search: str, problems: int, seed: int, budget: int, folder: Path) -> FinishedRun:
-    name = f"{search}-seed{seed}"
-    settings = [f"dataset.size={problems}", f"run.max_generated_tokens={budget}"]
-    settings += [f"run.seed={seed}", f"run.output_dir={folder}", f"run.name={name}"]
-    words = [*settings, *SEARCHES[search][1].split()]
+def made_runs(
+    name: str, settings: Sequence[str], seeds: Sequence[int], folder: Path
+) -> list[FinishedRun]:
+    """A run of `experiments.run` for each seed; each goes on where it was stopped."""
+    words = [f"run.output_dir={folder}", f"run.name='{name}-seed${{run.seed}}'", *settings]
+    words += ["-m", f"run.seed={','.join(map(str, seeds))}"]
     subprocess.run([sys.executable, "-m", "experiments.run", *words], check=True)
-    return FinishedRun.load(folder / name)
+    return [FinishedRun.load(folder / f"{name}-seed{seed}") for seed in seeds]
 
 
 def draw(figures: Path, out: Path) -> None:

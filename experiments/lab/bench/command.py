@@ -26,6 +26,7 @@ COMMANDS = {
     "roofline": "a step's bytes, operations and least times on three GPUs, on paper",
     "default_task": "five searches on the default task",
     "searches": "every search at equal token budgets, and which differences are real",
+    "aggregation": "searches whose model reads its own answers, beside others",
     "best_searches": "the best searches on more problems, over some seeds",
     "reward_model": "a reward model that follows the tree, against whole texts",
     "tools": "word problems with a calculator and without",

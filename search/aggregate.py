@@ -29,7 +29,7 @@ PICK = (
 )
 PICKED = re.compile(r"solution\s*[#:]?\s*\**(\d+)", re.IGNORECASE)
 
-Group = list[tuple[Branch, str]]
+Candidates = list[tuple[Branch, str]]
 """Answers that are read together, each with its text as it is shown."""
 
 
@@ -88,6 +88,11 @@ class Aggregate(Search):
         return self.answer != "majority"
 
     @property
+    def puts_words(self) -> bool:
+        """A pick keeps to no schema."""
+        return self.mode == "select"
+
+    @property
     def compares_ratings(self) -> bool:
         return self.needs_verifier
 
@@ -124,11 +129,11 @@ class Aggregate(Search):
         ends the round."""
         readable = self._readable(answers, case)
         k = min(self.k, len(readable))
-        groups = []
+        drawn = list[Candidates]()
         for _ in range(ceil(self.n / self.m) if readable else 0):
-            drawn = case.rng.choice(len(readable), k, replace=False)
-            groups.append([readable[place] for place in sorted(drawn)])  # they share what is first
-        groups, starts = yield from self._asked(root, groups, self.n, case)
+            places = case.rng.choice(len(readable), k, replace=False)
+            drawn.append([readable[place] for place in sorted(places)])  # they share what is first
+        _, starts = yield from self._asked(root, drawn, self.n, case)
         if not starts:
             return
         old = answers[:]
@@ -150,8 +155,8 @@ class Aggregate(Search):
         parts = np.array_split(
             case.rng.permutation(len(readable)), max(1, ceil(len(readable) / self.k))
         )
-        groups = [[readable[place] for place in part] for part in parts if len(part) > 1]
-        groups, starts = yield from self._asked(root, groups, self.m * len(groups), case)
+        meeting = [[readable[place] for place in part] for part in parts if len(part) > 1]
+        groups, starts = yield from self._asked(root, meeting, self.m * len(meeting), case)
         step = replace(case.answer(self.max_tokens), end=())
         picks = yield Expand(starts, 1, step, self.sampling)
         yield Release([*starts, *picks])
@@ -161,7 +166,7 @@ class Aggregate(Search):
                 lost = {id(answer) for answer, _ in group if answer is not best}
                 answers[:] = [answer for answer in answers if id(answer) not in lost]
 
-    def _picked(self, group: Group, picks: Sequence[str], case: Case) -> Branch:
+    def _picked(self, group: Candidates, picks: Sequence[str], case: Case) -> Branch:
         places = [place for pick in picks if (place := picked(pick, len(group))) is not None]
         if places:
             return group[Counter(sorted(places)).most_common(1)[0][0]][0]
@@ -170,8 +175,8 @@ class Aggregate(Search):
         return branch
 
     def _asked(
-        self, root: Branch, groups: Sequence[Group], n: int, case: Case
-    ) -> Generator[Request, Any, tuple[Sequence[Group], list[Branch]]]:
+        self, root: Branch, groups: Sequence[Candidates], n: int, case: Case
+    ) -> Generator[Request, Any, tuple[Sequence[Candidates], list[Branch]]]:
         """The groups as they fit in the context, and `n` branches that start from their prompts in
         turn; none where not even the smallest groups fit."""
         selects = self.mode == "select"
@@ -187,12 +192,12 @@ class Aggregate(Search):
 
     # ---------------------------------------------------------------- what is shown
 
-    def _question(self, group: Group, case: Case) -> str:
+    def _question(self, group: Candidates, case: Case) -> str:
         numbered = [f"Solution {place}:\n{text}" for place, (_, text) in enumerate(group, 1)]
         words = self.words or (PICK if self.mode == "select" else WRITE)
         return "\n\n".join([case.question, *numbered, words])
 
-    def _readable(self, answers: Sequence[Branch], case: Case) -> Group:
+    def _readable(self, answers: Sequence[Branch], case: Case) -> Candidates:
         """The answers of which something can be shown."""
         texts = [self._text(answer, case.extract) for answer in answers]
         return [(answer, text) for answer, text in zip(answers, texts, strict=True) if text]

@@ -36,11 +36,13 @@ SMALL: dict[str, Any] = {
         "edges": (0.2,),
         "strategies": (BestOfN(n=3, max_tokens=5), SelfConsistency(n=2, max_tokens=5)),
     },
+    **{"k": 2, "words": "?"},
     **{"delimiter": ",", "end_of_thinking": ",", "feedback": "Ok?", "rewrite": "!"},
 }
 """Settings of whatever search has them."""
 
 MORE: dict[str, list[dict[str, Any]]] = {
+    "aggregate": [{"mode": "select"}, {"answer": "best", "m": 2, "shown": 4}],
     "beam_search": [
         {"lookahead": 2},
         {"verify_every": 2},

@@ -4,6 +4,7 @@ verifier tokens, over some seeds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -15,7 +16,6 @@ from experiments.lab.bench.best_searches import made_runs
 from experiments.lab.bench.dtypes import default_dtype
 from experiments.lab.bench.options import RESULTS
 from experiments.lab.records import save
-from experiments.runs.finished import FinishedRun
 from experiments.runs.provenance import provenance
 from ttc.errors import InvalidInput
 
@@ -45,8 +45,8 @@ def _task(task: str, examples: Sequence[tuple[str, str]], params: str) -> str:
 
 TASKS = {
     "sums": "dataset=sums",
-    "products": _task("products", PRODUCTS, "min_terms:2,max_terms:2,min_digits:1,max_digits:2"),
     "simple_equations": _task("simple_equations", EQUATIONS, "max_terms:2,max_value:20"),
+    "products": _task("products", PRODUCTS, "min_terms:2,max_terms:2,min_digits:1,max_digits:2"),
 }
 """For each task what its command sets, with semicolons: the default one, and two of reasoning-gym
 with three worked examples."""
@@ -82,49 +82,46 @@ def run(
     if unknown := [name for name in tasks if name not in TASKS]:
         raise InvalidInput(f"--tasks {unknown[0]!r} is unknown; use some of {','.join(TASKS)}")
     words = f"--problems {problems} --seeds {','.join(map(str, seeds))} --tasks {','.join(tasks)}"
-    found = []
-    for task in tasks:
-        rows = []
-        for name, (label, search) in SEARCHES.items():
-            settings = [*TASKS[task].split(";"), f"dataset.size={problems}"]
-            settings += [*search.split(), f"run.max_tokens={BUDGET}"]
-            made = made_runs(f"{task}-{name}", settings, seeds, runs)
-            rows.append(ComparedRow(label, made))
-        figures = [
-            {key: value for key, value in row_figures(row).items() if key != "folders"}
-            | {"shared_tokens": shared(row.runs), "settings": search}
-            for row, (_, search) in zip(rows, SEARCHES.values(), strict=True)
-        ]
-        pairs = pair_figures(rows, every=True)
-        found.append({"task": task, "budget": BUDGET, "rows": figures, "pairs": pairs})
     record = provenance(
         f"python -m experiments.bench aggregation {words}",
         model=f"smollm2-135m, {default_dtype()}, its real weights",
     )
-    record |= {"tasks": found}
-    save(record, out)
+    record |= {"budget": BUDGET, "tasks": []}
+    for task in tasks:
+        common = [*TASKS[task].split(";"), f"dataset.size={problems}", f"run.max_tokens={BUDGET}"]
+        rows = [
+            ComparedRow(label, made_runs(f"{task}-{name}", [*common, *search.split()], seeds, runs))
+            for name, (label, search) in SEARCHES.items()
+        ]
+        figures = list(starmap(_figures, zip(rows, SEARCHES.values(), strict=True)))
+        pairs = pair_figures(rows, every=True)
+        record["tasks"].append({"task": task, "rows": figures, "pairs": pairs})
+        save(record, out)
     print(table(record))
 
 
-def shared(runs: Sequence[FinishedRun]) -> float:
-    """Prompt tokens of a problem that were read and found in the tree; a mean."""
-    return fmean(one["usage"]["shared_tokens"] for made in runs for one in made.records.values())
+def _figures(row: ComparedRow, search: tuple[str, str]) -> dict[str, Any]:
+    """A row with its settings. shared_tokens: those of a problem's prompts that were found in the
+    tree, a mean."""
+    figures = row_figures(row)
+    del figures["folders"]
+    usages = [record["usage"] for run in row.runs for record in run.records.values()]
+    found = fmean(usage["shared_tokens"] for usage in usages)
+    return figures | {"shared_tokens": found, "settings": search[1]}
 
 
 def table(record: dict[str, Any]) -> str:
     """The searches of each task, the best first, as Markdown."""
     lines = [
-        "| task, budget | search | accuracy | 95% interval | generated | prompts read | computed |",
+        "| task | search | accuracy | 95% interval | generated | prompts read | computed |",
         "|---" * 7 + "|",
     ]
     for task in record["tasks"]:
-        place = f"{task['task']}, {task['budget']}"
         for row in sorted(task["rows"], key=lambda row: -row["accuracy"]):
             low, high = row["accuracy_95"]
-            computed = row["prompt_tokens"]
+            read, computed = row["prompt_tokens"] + row["shared_tokens"], row["prompt_tokens"]
             lines.append(
-                f"| {place} | {row['row']} | {row['accuracy']:.1%} | {low:.1%} to {high:.1%} "
-                f"| {row['generated_tokens']:.0f} | {computed + row['shared_tokens']:.0f} "
-                f"| {computed:.0f} |"
+                f"| {task['task']} | {row['row']} | {row['accuracy']:.1%} | {low:.1%} to {high:.1%} "
+                f"| {row['generated_tokens']:.0f} | {read:.0f} | {computed:.0f} |"
             )
     return "\n".join(lines)

@@ -84,8 +84,8 @@ def made_runs(
 ) -> list[FinishedRun]:
     """A run of `experiments.run` for each seed; each goes on where it was stopped."""
     words = [f"run.output_dir={folder}", f"run.name='{name}-seed${{run.seed}}'", *settings]
-    words += ["-m", f"run.seed={','.join(map(str, seeds))}"]
-    subprocess.run([sys.executable, "-m", "experiments.run", *words], check=True)
+    words += [f"run.seed={','.join(map(str, seeds))}"]
+    subprocess.run([sys.executable, "-m", "experiments.run", "-m", *words], check=True)
     return [FinishedRun.load(folder / f"{name}-seed{seed}") for seed in seeds]
 
 

@@ -26,7 +26,7 @@ FAMILIES = {
         "phi_decoding",
     ),
     "trees": ("best_first", "tree_of_thoughts", "mcts", "ab_mcts", "ab_mcts_m"),
-    "one after the other": ("revision", "self_refine", "budget_forcing"),
+    "one after the other": ("revision", "self_refine", "aggregate", "budget_forcing"),
     "by difficulty": ("compute_optimal",),
 }
 """The searches as docs/searches.md groups them."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.fit.train_verifier import card
 from experiments.lab.bench import (
+    aggregation,
     architectures,
     best_searches,
     cache,
@@ -137,6 +138,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     },
     f"{BESIDE}/capture.md": {"capture": ("capture", capture.table)},
     f"{BESIDE}/searches.md": {
+        "aggregation": ("aggregation", aggregation.table),
         "best_searches": ("best_searches", best_searches.differences),
         "searches": ("searches", searches.table),
     },

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.lab.bench import best_searches, budgets, default_task, searches
+from experiments.lab.bench import aggregation, best_searches, budgets, default_task, searches
 from experiments.lab.report import searches as shown
 from experiments.runs.build import make_search
 from experiments.runs.data import load_task
@@ -296,3 +296,19 @@ def test_the_rows_of_the_default_task_name_what_their_commands_run_and_the_demo_
     assert made["greedy"].max_tokens == 64
     demo = re.search("^SEARCH := (.*)$", Path("Makefile").read_text(), re.MULTILINE)
     assert demo is not None and [f"search={demo[1]}"] in commands.values()
+
+
+def test_an_unknown_task_of_the_aggregation_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--tasks 'sum' is unknown; use some of sums,"):
+        aggregation.run(tasks=["sums", "sum"], out=tmp_path / "figures.json")
+
+
+def test_prompts_that_were_read_are_computed_or_found_in_the_tree() -> None:
+    row = {"accuracy_95": [0.1, 0.5], "generated_tokens": 9.0}
+    low = row | {"row": "a", "accuracy": 0.2, "prompt_tokens": 3.0, "shared_tokens": 0.0}
+    high = row | {"row": "b", "accuracy": 0.3, "prompt_tokens": 10.0, "shared_tokens": 70.0}
+    table = aggregation.table({"tasks": [{"task": "t", "rows": [low, high]}]})
+    assert table.splitlines()[2:] == [
+        "| t | b | 30.0% | 10.0% to 50.0% | 9 | 80 | 10 |",
+        "| t | a | 20.0% | 10.0% to 50.0% | 9 | 3 | 3 |",
+    ]

@@ -29,7 +29,7 @@ PICK = (
 )
 PICKED = re.compile(r"solution\s*[#:]?\s*\**(\d+)", re.IGNORECASE)
 
-Candidates = list[tuple[Branch, str]]
+ReadTogether = list[tuple[Branch, str]]
 """Answers that are read together, each with its text as it is shown."""
 
 
@@ -129,7 +129,7 @@ class Aggregate(Search):
         ends the round."""
         readable = self._readable(answers, case)
         k = min(self.k, len(readable))
-        drawn = list[Candidates]()
+        drawn = list[ReadTogether]()
         for _ in range(ceil(self.n / self.m) if readable else 0):
             places = case.rng.choice(len(readable), k, replace=False)
             drawn.append([readable[place] for place in sorted(places)])  # they share what is first
@@ -166,7 +166,7 @@ class Aggregate(Search):
                 lost = {id(answer) for answer, _ in group if answer is not best}
                 answers[:] = [answer for answer in answers if id(answer) not in lost]
 
-    def _picked(self, group: Candidates, picks: Sequence[str], case: Case) -> Branch:
+    def _picked(self, group: ReadTogether, picks: Sequence[str], case: Case) -> Branch:
         places = [place for pick in picks if (place := picked(pick, len(group))) is not None]
         if places:
             return group[Counter(sorted(places)).most_common(1)[0][0]][0]
@@ -175,8 +175,8 @@ class Aggregate(Search):
         return branch
 
     def _asked(
-        self, root: Branch, groups: Sequence[Candidates], n: int, case: Case
-    ) -> Generator[Request, Any, tuple[Sequence[Candidates], list[Branch]]]:
+        self, root: Branch, groups: Sequence[ReadTogether], n: int, case: Case
+    ) -> Generator[Request, Any, tuple[Sequence[ReadTogether], list[Branch]]]:
         """The groups as they fit in the context, and `n` branches that start from their prompts in
         turn; none where not even the smallest groups fit."""
         selects = self.mode == "select"
@@ -192,12 +192,12 @@ class Aggregate(Search):
 
     # ---------------------------------------------------------------- what is shown
 
-    def _question(self, group: Candidates, case: Case) -> str:
+    def _question(self, group: ReadTogether, case: Case) -> str:
         numbered = [f"Solution {place}:\n{text}" for place, (_, text) in enumerate(group, 1)]
         words = self.words or (PICK if self.mode == "select" else WRITE)
         return "\n\n".join([case.question, *numbered, words])
 
-    def _readable(self, answers: Sequence[Branch], case: Case) -> Candidates:
+    def _readable(self, answers: Sequence[Branch], case: Case) -> ReadTogether:
         """The answers of which something can be shown."""
         texts = [self._text(answer, case.extract) for answer in answers]
         return [(answer, text) for answer, text in zip(answers, texts, strict=True) if text]

@@ -38,9 +38,8 @@ class Beams:
 
     def too_small(self, needed: int) -> OutOfMemory:
         return OutOfMemory(
-            f"the device KV budget of {self.budget:,.0f} bytes is too small for one branch's step "
-            f"with its blocks and tail; {least_budget(needed)}. Or use shorter steps or "
-            "memory=paged"
+            f"the device KV budget of {self.budget:,.0f} bytes is too small for the KV of one "
+            f"branch's step; {least_budget(needed)}. Or use shorter steps or memory=paged"
         )
 
 

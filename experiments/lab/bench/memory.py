@@ -392,7 +392,7 @@ def _time(
 ) -> None:
     model, tokenizer = load(model_name, dtype=torch.bfloat16)
     pack_linears(model)
-    beams, new_tokens = (8, 96) if quick else (16, 480)
+    beams, new_tokens = (16, 96) if quick else (16, 480)
     case = Case(beams, 128, new_tokens, 32)
     command = "python -m experiments.bench memory time" + (" --quick" if quick else "")
     about = {

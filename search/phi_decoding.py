@@ -27,6 +27,9 @@ SIGMAS = 1.0
 """A step that is less likely than the mean by more standard deviations is left out."""
 TEMPERATURE = 0.1
 """Of the softmax of advantages, from which chains are drawn."""
+ROUNDING = 1e-6
+"""Log-probabilities that differ by less are equal: what decodes beside a chain may round them
+differently, and texts that repeat themselves have advantages of 0 but for that."""
 AGREED = 0.7
 """The share of the foresights in one cluster from which on no more are looked at."""
 
@@ -141,7 +144,7 @@ class PhiDecoding(StepwiseSearch):
         signals = np.array([signal(candidate.branch) for candidate in candidates])
         if not len(signals):
             return [], []
-        keep = signals > signals.mean() - SIGMAS * signals.std()
+        keep = signals > signals.mean() - SIGMAS * signals.std() + ROUNDING
         lacking = min(self.beam_size, len(signals)) - int(keep.sum())
         if lacking > 0:
             others = np.flatnonzero(~keep)
@@ -153,7 +156,7 @@ class PhiDecoding(StepwiseSearch):
     def drawn(self, candidates: list[Chain], rng: np.random.Generator) -> list[Chain]:
         """The `beam_size` chains that go on, in the order of the candidates."""
         count = min(self.beam_size, len(candidates))
-        better = [candidate for candidate in candidates if candidate.advantage > 0]
+        better = [candidate for candidate in candidates if candidate.advantage > ROUNDING]
         chances = softmax([c.advantage / TEMPERATURE for c in candidates])
         if len(better) >= count:
             candidates = better

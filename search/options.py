@@ -212,7 +212,8 @@ def as_strings(name: str, given: Any) -> tuple[str, ...]:
 def is_one(given: Any) -> bool:
     """Whether this is one problem and no list of them: a list with a message is a conversation."""
     return isinstance(given, str | Problem) or any(
-        isinstance(one, Mapping) for one in (given if isinstance(given, list | tuple) else ())
+        isinstance(one, Mapping) and ("role" in one or "content" in one)
+        for one in (given if isinstance(given, list | tuple) else ())
     )
 
 

@@ -12,16 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from experiments.server.prepare import Preparer
-from experiments.server.requests import ChatBody, read
 from search import BestOfN, DiversePrompts, Greedy, ask_tell, asolve, solve, solve_each, stream
-from search.options import SolveOptions
 from tests.helpers.chats import CHATS
 from tests.helpers.engines import bytes_engine
-from tests.helpers.servers import ServedModel, connected
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
 from tests.search.test_several_models import InTurns
-from ttc import InvalidInput, Problem, Result, Tools
+from ttc import InvalidInput, Problem, Result
 from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.model.loading.default_model import smollm2_folder
@@ -255,21 +251,6 @@ def test_thinking_is_switched_for_a_conversation_too() -> None:
     assert result.best is not None and 0 < result.best.thinking_tokens <= 8
 
 
-def test_tools_are_told_of_in_a_conversation() -> None:
-    def times(a: int, b: int) -> int:
-        """Multiply two numbers.
-
-        Args:
-            a: one.
-            b: the other.
-        """
-        return a * b
-
-    result = solve(SHORT, problem=WITH_SYSTEM, engine=engine(context=4096), tools=Tools([times]))
-    head, _, rest = str(result.prompt).partition("<eos>")
-    assert "Be brief." in head and "Multiply two numbers." in head and "And 2 more?" in rest
-
-
 def test_models_with_other_templates_read_the_same_conversation() -> None:
     small, large = engine(context=1024), bytes_engine(CHATS["llama_3"].tokenizer, context=1024)
     result = solve(InTurns(), problem=TALK, engine={"small": small, "large": large})
@@ -278,30 +259,6 @@ def test_models_with_other_templates_read_the_same_conversation() -> None:
     first = result.tree[0].token_ids
     assert small.decode(first, special=True) == result.prompt
     assert large.decode(handed.token_ids, special=True).startswith(written)
-
-
-def test_a_server_gets_the_tokens_of_the_prompt_that_the_result_shows() -> None:
-    served = ServedModel()
-    with connected(served) as backend:
-        backend.tokenizer.chat_template = "made by apply_chat_template"
-        backend.tokenizer.apply_chat_template = lambda messages, tokenize=True, **_: "".join(
-            f"{m['role'][0]}:{m['content']}\n" for m in messages
-        )
-        result = solve(SHORT, problem=TALK, engine=backend)
-        prompt = served.requests[0]["prompt"]
-    assert result.prompt == "u:What is 3 + 4?\na:7\nu:And 2 more?\n"
-    assert prompt == list(map(ord, result.prompt))
-
-
-def test_the_server_and_python_send_the_same_and_draw_the_same() -> None:
-    local = engine(context=1024)
-    for talk in (WITH_SYSTEM, CALLED):
-        body = json.dumps({"model": "m", "messages": talk, "seed": 7}).encode()
-        prepared = Preparer(local, SolveOptions()).prepare(read(ChatBody, body), "greedy", SHORT)
-        ((problem, config),) = prepared.problems
-        here = solve(SHORT, problem=talk, engine=local, seed=7)
-        assert config.template.text(problem.question, local.tokenizer) == here.prompt
-        assert config.seed_of(problem) == config.seed_of(here.problem)
 
 
 def test_ask_tell_shows_the_messages_and_goes_on_from_its_file(tmp_path: Path) -> None:

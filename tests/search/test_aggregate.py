@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 
 from search import Aggregate, Result, solve
 from search.aggregate import PICK, WRITE, last_lines, picked
-from tests.helpers.engines import GREEDY, make_engine
-from tests.helpers.models import small
+from tests.helpers.engines import make_engine
 from tests.helpers.scripted import Scores, Scripted
-from tests.helpers.servers import ServedModel, connected
 from tests.helpers.thinking import OPENING, Thinking, thinker
 from tests.helpers.tiers import examples
-from tests.helpers.tokenizers import EOS, Ascii
-from ttc import Branch, ContextExceeded, Engine, InvalidInput, Task
+from ttc import Branch, ContextExceeded, InvalidInput, Task
 from ttc.sampling import random_key
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
@@ -326,7 +323,7 @@ def test_a_pick_is_the_last_solution_that_is_named(text: str, place: int | None)
     assert picked(text, 3) == place
 
 
-# ---------------------------------------------------------------- models that think, servers
+# ---------------------------------------------------------------- models that think
 
 
 R1 = thinker(OPENING, plain=("<think>", "</think>"))
@@ -362,17 +359,6 @@ def test_there_is_no_round_where_all_still_think() -> None:
         result = run(backend, Aggregate(mode=mode, n=2, k=2, thinking_tokens=None))
         assert len(result.branches) == 2 and result.answer is None
     assert len(backend.prompts) == 4
-
-
-@pytest.mark.parametrize("mode", ["write", "select"])
-def test_on_a_server_it_reads_what_it_reads_here(mode: Any) -> None:
-    search = Aggregate(mode=mode, n=2, k=2, rounds=2, max_tokens=8, temperature=GREEDY.temperature)
-    here = solve(search, problem="1 + 1", engine=Engine(small(context=1024, eos=EOS), Ascii()))
-    with connected(ServedModel()) as backend:
-        there = solve(search, problem="1 + 1", engine=backend)
-    assert there.error is None
-    rows = [[(b.path, b.text, b.tokens) for b in result.branches] for result in (here, there)]
-    assert rows[0] == rows[1] and there.answer == here.answer
 
 
 # ---------------------------------------------------------------- refusals

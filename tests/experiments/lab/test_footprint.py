@@ -120,7 +120,7 @@ def test_a_longer_context_needs_more(
 )
 @pytest.mark.parametrize("value", [0, -1])
 def test_dimensions_are_positive(name: str, value: int) -> None:
-    with pytest.raises(InvalidInput, match=f"{name}={value} must be at least 1; pass"):
+    with pytest.raises(InvalidInput, match=f"{name}={value} must be at least 1"):
         replace(SMALL, **{name: value})
 
 

@@ -49,7 +49,7 @@ class Letting:
         self.sent: dict[int, Future[Reply]] = {}
         self.can, self.limits, self.tokenizer = inner.can, inner.limits, inner.tokenizer
         self.settings, self.decode, self.is_end = inner.settings, inner.decode, inner.is_end
-        self.count_prompt = inner.count_prompt
+        self.count_prompt, self.penalty = inner.count_prompt, inner.penalty
 
     def complete(self, tokens: Sequence[int], *_: Any, **__: Any) -> Future[Reply]:
         future: Future[Reply] = Future()

@@ -35,6 +35,7 @@ from search import (
     MUR,
     REBASE,
     AdaptiveConsistency,
+    Aggregate,
     BeamSearch,
     BestFirst,
     BestOfN,
@@ -185,6 +186,8 @@ SEARCHES: dict[str, Search] = {
         n=4, max_tokens=9, phrasings=("a {question} a", "b {question} bc"), hints=("a", "bc", "d")
     ),
     "mixed": Mixed(),
+    "aggregate_write": Aggregate(n=4, k=2, rounds=2, max_tokens=7, words=WORDS),
+    "aggregate_select": Aggregate(mode="select", n=4, k=2, m=2, max_tokens=7, words=WORDS),
 }
 VERIFIERS = ("at_once", "pass_by_pass")
 MEMORIES: dict[str, Any] = {
@@ -224,7 +227,8 @@ class Combination:
     """One draw.
 
     seed: of prompts and samples. compiled: attention or whole layers, in float32. verifier: how its
-        passes are made. spends: the most tokens that a search may spend on a problem. budget,
+        passes are made. spends: the most tokens that a search may spend on a problem. penalty: of
+        repeated tokens. budget,
         host_budget: of KV on the device and on the host, in multiples of
         the most that one of the problems takes alone; None for no limit. capacity: blocks of the
         cache. callers: searches are shared out among so many who drive the engine in turn.
@@ -243,6 +247,7 @@ class Combination:
     problems: int = 1
     prompt_tokens: int = 12
     spends: int | None = None
+    penalty: float | None = None
     memory: str = "resident"
     budget: float | None = None
     host_budget: float | None = None
@@ -285,6 +290,7 @@ class Combination:
             problems=self.problems,
             prompt_tokens=self.prompt_tokens,
             spends=self.spends,
+            penalty=self.penalty,
             gate=self.gate,
         )
 
@@ -309,6 +315,7 @@ def drawn(seed: int) -> Combination:
         problems=problems,
         prompt_tokens=r.choice([3, 12, 20, 36]),
         spends=r.choice([None, None, None, 25]),
+        penalty=r.choice([None, None, None, 1.3]),
     )
     r = random.Random(f"settings of {seed}")
 
@@ -483,6 +490,11 @@ def engine_of(c: Combination, budget_gib: float | None, host_budget_gib: float |
     )
 
 
+def search_of(c: Combination) -> Search:
+    search = SEARCHES[c.search]
+    return search if c.penalty is None else replace(search, repetition_penalty=c.penalty)
+
+
 def verifier_of(c: Combination) -> Verifier | None:
     if c.verifier is None:
         return None
@@ -495,7 +507,7 @@ def results(
 ) -> Generator[tuple[str, Result], None, None]:
     """Of the problems that were not cancelled, as they end, by their ids."""
     options = SolveOptions.of(verifier=verifier_of(c), seed=c.seed, end=["bc"], max_tokens=c.spends)
-    config = SearchConfig.of(SEARCHES[c.search], engine, options)
+    config = SearchConfig.of(search_of(c), engine, options)
     drivers = [
         Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
         for _ in range(c.callers)

@@ -21,59 +21,39 @@ def make_engine(layers: int = 2, context: int = 64, **options: Any) -> Engine:
     return Engine(small(layers, context), Letters(), **options)
 
 
-def words_engine(tokenizer: type[Words] = Words) -> Engine:
-    """Its tokens are whole words, its questions are answered with yes and no."""
+def random_llama(vocab: int, context: int, spread: float, *, eos: int = 0, layers: int = 2) -> Any:
+    """A small Llama with random weights; spread: their standard deviation."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(WORDS),
+        vocab_size=vocab,
         hidden_size=16,
         intermediate_size=16,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        eos_token_id=0,
+        max_position_embeddings=context,
+        initializer_range=spread,
+        eos_token_id=eos,
         bos_token_id=None,
     )
-    return Engine(LlamaForCausalLM(config), tokenizer())
+    return LlamaForCausalLM(config)
+
+
+def words_engine(tokenizer: type[Words] = Words) -> Engine:
+    """Its tokens are whole words, its questions are answered with yes and no."""
+    return Engine(random_llama(len(WORDS), 64, 0.5), tokenizer())
 
 
 def numbers_engine() -> Engine:
     """Its texts are numbers, some of which end soon."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=24,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        initializer_range=0.6,
-        eos_token_id=0,
-        bos_token_id=None,
-    )
-    return Engine(LlamaForCausalLM(config), Numbers())
+    return Engine(random_llama(24, 256, 0.6), Numbers())
 
 
 def bytes_engine(tokenizer: Any = None, context: int = 512, **options: Any) -> Engine:
     """A random Llama over a token for each byte, and the tokenizer's own."""
     tokenizer = tokenizer or thinker()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=context,
-        initializer_range=0.3,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    return Engine(LlamaForCausalLM(config).eval(), tokenizer, **options)
+    model = random_llama(len(tokenizer), context, 0.3, eos=tokenizer.eos_token_id, layers=1)
+    return Engine(model.eval(), tokenizer, **options)
 
 
 def forked(engine: Engine, n: int) -> list[Branch]:

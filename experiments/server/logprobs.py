@@ -15,6 +15,11 @@ AROUND = 4
 """Tokens before one that is decoded: its text may depend on them."""
 
 
+LEAST = -9999.0
+"""Stands for the log-probability of a token that cannot be, as in OpenAI's protocol: JSON has no
+infinite numbers."""
+
+
 class TokensSoFar(NamedTuple):
     """What a branch has written: its tokens after the prompt, and what is known of them.
 
@@ -108,6 +113,7 @@ class TokenTexts:
     def _likely(self, token: int, logprob: float, piece: str = "") -> Likely:
         alone = self.backend.decode([token])
         text = piece or self._behind(token) or alone
+        logprob = max(logprob, LEAST)
         if "\ufffd" in alone:
             return Likely(text, token_bytes(self.backend.tokenizer, token), logprob)
         return Likely(text, list(text.encode()), logprob)

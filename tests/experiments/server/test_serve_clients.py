@@ -21,7 +21,7 @@ pytest.importorskip("openai")
 import httpx2
 import openai
 
-from experiments.server.logprobs import TokensSoFar, TokenTexts, token_bytes
+from experiments.server.logprobs import TokensSoFar, TokenTexts, of_completion, token_bytes
 from search import BestOfN, SelfConsistency, solve
 from tests.helpers.chat_server import served
 from tests.helpers.models import small
@@ -414,6 +414,14 @@ def test_characters_of_several_tokens_are_told_byte_by_byte(text: str, cut: int)
     if not cut:
         assert texts.text == text
     assert token_bytes(object(), 3) is None
+
+
+def test_a_token_that_cannot_be_is_told_as_a_number_that_json_has() -> None:
+    texts = TokenTexts(OfBytes())  # type: ignore[arg-type]
+    texts.read_on(TokensSoFar([97], [-0.5], {3: [(97, -0.5), (98, float("-inf"))]}, start=3))
+    ((told,), rows) = texts.told, [token.shown() for token in texts.told]
+    assert [likely.logprob for likely in told.likeliest] == [-0.5, -9999.0]
+    assert "Infinity" not in json.dumps([rows, of_completion(texts.told)])
 
 
 # ---------------------------------------------------------------- efforts

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from experiments.cli.command import FULL_ERRORS, perform_or_help
+from experiments.cli.command import FULL_ERRORS, HELP, perform, perform_or_help
 
 UNTOUCHED = "stopped before anything was run; nothing is lost\nrun the same command to go on"
 
@@ -17,7 +17,24 @@ UNTOUCHED = "stopped before anything was run; nothing is lost\nrun the same comm
 def main() -> None:
     """Answer at once, then import what takes seconds and hand over to Hydra."""
     given = " ".join(sys.argv[1:]) or "the default settings; --help shows others"
-    perform_or_help(launch, "run", given, UNTOUCHED)
+    if HELP & set(sys.argv[1:]) and _chooses(sys.argv[1:]):
+        perform(_show_settings, given)
+    else:
+        perform_or_help(launch, "run", given, UNTOUCHED)
+
+
+def _chooses(words: list[str]) -> bool:
+    from experiments.cli.help import GROUPS
+    from experiments.cli.settings import RUN_FLAGS
+
+    return any(word.partition("=")[0] in {*GROUPS, *RUN_FLAGS} for word in words)
+
+
+def _show_settings() -> None:
+    from experiments.cli.output import show
+    from experiments.runs.settings_help import settings_help
+
+    show(settings_help([word for word in sys.argv[1:] if word not in HELP]))
 
 
 def launch() -> int:

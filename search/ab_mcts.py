@@ -84,17 +84,19 @@ class ABMCTS(Search):
     """Write new answers or refine old ones, whichever promises more.
 
     A child of the root is a new answer, a child of an answer its refinement: the model is shown the
-    answer and told `feedback`. For each of `iterations` answers the search goes down from the root
-    to a node without children, or where a new child seems best. It draws, by Thompson sampling, how
-    good a new child would be (from the scores of the node's children) and how good going on is
-    (from the scores further below). If going on wins, a draw from each child's scores says which
-    child is next. Ratings lie in [0, 1]; the prior is `PRIOR`.
+    answer and told `feedback`. For each new answer the search goes down from the root to a node
+    without children, or where a new child seems best. It draws, by Thompson sampling, how good a
+    new child would be (from the scores of the node's children) and how good going on is (from the
+    scores further below). If going on wins, a draw from each child's scores says which child is
+    next. Ratings lie in [0, 1]; the prior is `PRIOR`.
 
     With several models, one of them is chosen for each new answer, by a draw for each from the
     scores of all answers that it has given so far; it is shown an answer of another as its own.
 
     The best rated answer wins, the earliest of equals. An answer whose refinement has no room in
     the model's context is not refined; its parent gets another child. All keys and values stay.
+
+    iterations: the most answers.
 
     Tokens: iterations x L.
     Use it where: the model can improve its answers; ratings lie in [0, 1].

@@ -23,12 +23,13 @@ from ttc.text.equality import ballots_by
 class AdaptiveConsistency(Search):
     """At most `n` samples that vote, until the answer is clear.
 
-    They are made `block` at a time.
-    rule: "beta", once the most frequent answer is the most likely one with probability `confidence`
-    or more (see `majority_probability`); or "window", once all samples of a block have the same
-    answer (ESC; Li et al., 2024), for blocks of 2 or more. A block counts when all of its samples
-    are done, so that short answers have no head start. Samples without an answer have no vote, and
-    a window that holds one does not agree.
+    block: so many are made at a time. A block counts when all of its samples are done, so that
+        short answers have no head start.
+    rule: when it is clear: "beta", once the most frequent answer is the most likely one with
+        probability `confidence` or more (see `majority_probability`); or "window", once all samples
+        of a block have the same answer (ESC; Li et al., 2024), for blocks of 2 or more. Samples
+        without an answer have no vote, and a window that holds one does not agree.
+    confidence: how sure the rule "beta" has to be.
 
     Tokens: n L.
     Use it where: as `self_consistency`, and problems differ in difficulty.

@@ -38,6 +38,7 @@ class Aggregate(Search):
     """The model reads some of `n` answers and writes better ones, or picks one, for `rounds`
     rounds.
 
+    rounds: the most rounds. k: how many answers are shown at a time.
     mode: "write" is RSA: in each round n new answers take the place of the old ones, each written
         after reading k of them, drawn at random. "select" is GenSelect: in each round the answers
         meet in groups of at most k (2: pairwise), and one of each group goes on, until one is left.

@@ -102,6 +102,14 @@ class Search(Options, ABC):
     temperature, top_k, top_p, min_p, repetition_penalty: how tokens are drawn (see
         `ttc.Sampling`).
 
+    Settings that many searches have:
+
+    n: samples. max_tokens: the most tokens of an answer. beam_size: branches that are kept after a
+        step. beam_width: continuations of a branch. step_tokens: the most tokens of a step.
+        delimiter: what ends a step before that, None for nothing. max_steps: the most steps.
+    aggregation: what makes one score of a branch's step scores.
+    feedback: what the model is told after an answer.
+
     Of a model that thinks before it answers:
 
     thinking: "on" or "off" through the chat template's switch, or how hard to think ("minimal",
@@ -220,6 +228,15 @@ class StepwiseSearch(Search):
         word like "Wait" ("wait"), after another string, or after a number of tokens. Steps of
         thoughts count among the search's steps, and the end of the thought ends one too. None
         writes a thought as a whole, in the step of the answer that follows it.
+
+    Settings that some of these searches have:
+
+    lookahead: rate a continuation by the end of so many further steps at temperature 0, which are
+        then dropped.
+    verify_every: rate and select after every so many steps, and after the last one.
+    finish_tokens: the last of the steps has no delimiter and at most so many tokens, so that the
+        branches run to their end (search-and-learn takes 2,048); 0 makes it a step like the others.
+    max_depth: states that are so many steps deep are not continued.
     """
 
     thinking_step: PositiveInt | NonEmptyText | None = None

@@ -16,16 +16,10 @@ from ttc.protocols import Aggregation, Release
 class BeamSearch(StepwiseSearch):
     """Keep the `beam_size` best rated beams after every step.
 
-    beam_size: beams kept after selection. beam_width: continuations sampled per beam; the root gets
-        beam_size x beam_width, so that every step rates equally many.
-    step_tokens: tokens of a step, which ends at `delimiter` before that.
+    beam_width: continuations sampled per beam; the root gets beam_size x beam_width, so that every
+        step rates equally many.
     max_steps: steps after which the search ends; it ends before that when all beams have finished.
         Finished beams are kept and compete.
-    lookahead: rate a continuation by the end of so many further steps at temperature 0, which are
-        then dropped.
-    verify_every: rate and select after every so many steps, and after the last one.
-    finish_tokens: the last of the steps has no delimiter and at most so many tokens, so that the
-        beams run to their end (search-and-learn takes 2,048); 0 makes it a step like the others.
 
     Tokens: beam_size x beam_width x max_steps x s.
     Use it where: the verifier can rate unfinished answers.

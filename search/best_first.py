@@ -19,9 +19,11 @@ class BestFirst(StepwiseSearch):
 
     Each is continued `beam_width` times. Nothing is pruned: a branch that was passed over stays
     open and is taken up again when it is the best one left, so many idle branches hold KV (see
-    `ttc.BlockCache`). The search ends after `max_steps` expansions, when no branch is open, or once
-    `finish` branches have finished. It answers with the best finished branch; where none has an
-    answer, the open ones compete too.
+    `ttc.BlockCache`). It answers with the best finished branch; where none has an answer, the open
+    ones compete too.
+
+    max_steps: the search ends after so many expansions, or when no branch is open. finish: it
+        also ends once so many branches have finished.
 
     Tokens: beam_size x beam_width x max_steps x s.
     Use it where: a wrong first step must be undone.

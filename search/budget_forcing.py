@@ -21,13 +21,15 @@ class BudgetForcing(Search):
     """One chain of thought that is not allowed to end too early or too late.
 
     Where the model ends its thinking, by `end_of_thinking` or by finishing, this end is taken back
-    and `wait` put in its place, `waits` times at most. After `thinking_tokens` tokens without an
-    end, `end_of_thinking` and `final` follow, and the model answers in at most `answer_tokens`
-    tokens. What a limit cut off is never made to wait. After the last wait a model that has written
-    `end_of_thinking` goes on to its answer; one that has finished has given it.
+    and `wait` put in its place. After `thinking_tokens` tokens without an end, `end_of_thinking`
+    and `final` follow, and the model answers. What a limit cut off is never made to wait. After the
+    last wait a model that has written `end_of_thinking` goes on to its answer; one that has
+    finished has given it.
 
+    wait: what takes the place of an end. waits: how many ends it takes the place of, at most.
+        answer_tokens: the most tokens of the answer.
     end_of_thinking: one token of the model's, so that it can be taken back. None for the model's
-    mark (`ttc.text.thoughts`); "", or a model without such a token: then only its end counts.
+        mark (`ttc.text.thoughts`); "", or a model without such a token: then only its end counts.
 
     Tokens: thinking_tokens + answer_tokens.
     Use it where: the model was trained to think at length.

@@ -29,12 +29,16 @@ HEDGING = {"wait", "hold", "but", "okay", "no", "hmm"}
 class CertaintyProbe(Search):
     """One chain, ended once it gives the same answer several times.
 
-    The chain has at most `max_tokens` tokens, thoughts included, and is asked every `every` tokens.
-    A probe is a fork of the chain: `suffix` is put after it and `probe_tokens` tokens are decoded;
-    then it is dropped. It shares the chain's keys and values. The search ends when the last `agree`
-    probes gave the same answer and none holds a word of `HEDGING`; the last one is kept as the
-    answer. Else the answer is what the chain says at its end. With `thinking_tokens`, thoughts are
-    counted beside `max_tokens`, and closed at their limit.
+    A probe is a fork of the chain that is asked for the answer and then dropped; it shares the
+    chain's keys and values. The search ends when the last `agree` probes gave the same answer and
+    none holds a word of `HEDGING`; the last one is kept as the answer. Else the answer is what the
+    chain says at its end.
+
+    max_tokens: of the chain, thoughts included. With `thinking_tokens`, thoughts are counted beside
+        it, and closed at their limit.
+    every: the chain is asked after every so many tokens. suffix: what asks for the answer.
+        probe_tokens: the most tokens of a probe. agree: so many equal answers in a row end the
+        chain.
 
     Tokens: max_tokens + (max_tokens / every) x probe_tokens.
     Use it where: chains think on after they have found the answer.

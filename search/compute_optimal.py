@@ -21,8 +21,9 @@ class ComputeOptimal(Search):
     `n` first samples are rated; their mean score picks the one of `strategies` that solves it.
 
     strategies: searches with their budgets, one for each bin of the mean score, the lowest
-    (hardest) bin first. edges: where one bin ends and the next begins, ascending.
-    `python -m experiments.compute_optimal` fits both.
+        (hardest) bin first. `python -m experiments.compute_optimal` fits these and `edges`.
+    edges: where one bin ends and the next begins, ascending.
+
     The first samples are charged like all others. They don't compete with what the strategy finds,
     unless a budget ends the search before the strategy is done. The strategy chooses among its
     candidates by its own rule; the answer is read out of the one that it chose.

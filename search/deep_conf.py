@@ -37,19 +37,21 @@ class DeepConf(Search):
 
     Confidence is that of `search.selection.trace_confidence`.
 
-    mode "offline": all `n` are finished; the most confident share `keep` of them votes. measure:
-    what makes one confidence of a sample's tokens.
-    mode "online": the first `warmup` samples are finished. The (1 - keep) quantile of their lowest
-    groups of `window` tokens becomes a threshold. Later samples are made `block` at a time: one is
-    dropped once a full window lies below the threshold, and only samples whose lowest group reaches
-    it vote. No more are made once an answer has the share `consensus` of the votes' weight and
-    there are `least_votes` votes (with keep=0.1 two of sixteen would agree by chance; 4 is the
-    fewest that make a majority 95% sure). consensus=None always makes all `n`, as the authors'
-    program does (facebookresearch/deepconf), and not their paper.
-
-    Later samples grow by `step_tokens` at a time, so that one is stopped at most `step_tokens` - 1
-    tokens after its window fell below. The published window is for chains of tens of thousands of
-    tokens; it must be shorter than the answers. An eighth of `max_tokens` keeps its proportion.
+    mode: "offline", all `n` are finished, and the most confident share `keep` of them votes; or
+        "online", the first `warmup` samples are finished, and the (1 - keep) quantile of their
+        lowest groups of `window` tokens becomes a threshold. A later sample is dropped once a full
+        window lies below it, and only samples whose lowest group reaches it vote.
+    keep: the share of samples that vote. measure: what makes one confidence of a sample's tokens,
+        offline.
+    window: tokens of a group. The published one is for chains of tens of thousands of tokens; it
+        must be shorter than the answers. An eighth of `max_tokens` keeps its proportion.
+    warmup: samples that are finished first. block: later ones are made so many at a time.
+    consensus: no more are made once an answer has this share of the votes' weight; None always
+        makes all `n`, as the authors' program does (facebookresearch/deepconf), not their paper.
+    least_votes: as long as there are fewer votes, no consensus counts (with keep=0.1 two of sixteen
+        would agree by chance; 4 is the fewest that make a majority 95% sure).
+    step_tokens: later samples grow by so many at a time, so that one is stopped at most
+        `step_tokens` - 1 tokens after its window fell below.
 
     Tokens: n L.
     Use it where: samples are long, and the model knows when it is lost.

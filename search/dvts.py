@@ -20,8 +20,9 @@ class DVTS(StepwiseSearch):
 
     Each samples `beam_width` continuations a step and keeps the best of them. A subtree ends when
     its kept leaf is finished, the first of equals; at the latest after `max_steps` steps. The
-    candidates are the kept leaves and all continuations that were finished. With N beams and M
-    continuations in the paper, subtrees is N/M. Other settings: as in `BeamSearch`.
+    candidates are the kept leaves and all continuations that were finished.
+
+    subtrees: how many; with N beams and M continuations in the paper, N/M.
 
     Tokens: subtrees x beam_width x max_steps x s.
     Use it where: beams of one tree become too much alike.

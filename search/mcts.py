@@ -57,17 +57,21 @@ class MCTS(StepwiseSearch):
 
     One iteration: go down from the root by `rule` to a state without children, continue it by
     `beam_width` steps (of the same texts the first one stays), rate them, and go on to one of them
-    by the same rule. Its value is the rating of a rollout, one answer of at most `rollout_tokens`
-    tokens from there, or its own where `rollout` is off or it has finished. The value counts for
-    this state and all above it. A state that has finished or is `max_depth` steps deep is not
-    continued; a visit counts its value, or a rollout's, again.
+    by the same rule. Its value is the rating of a rollout, one answer from there, or its own where
+    `rollout` is off or it has finished. The value counts for this state and all above it. A state
+    that has finished or is `max_depth` steps deep is not continued; a visit counts its value, or a
+    rollout's, again.
 
+    iterations: the most iterations. rollout: rate answers from states, and not these.
+        rollout_tokens: the most tokens of such an answer.
+    exploration: c of the rule "uct"; the higher, the more often states with few visits.
     rule: "uct", with `exploration` as c and values in [0, 1]; or "puct", where a child's prior is
         exp(mean log-probability of its step's tokens), made to sum to 1 over its siblings. As a
         parent, a state counts one visit from its creation on. Of equal children the first.
     answer: "best_value", the best rated answer; "most_visited", the best rated one under the state
         that the most visited child leads to each time, or under the nearest state above it that has
         one; "weighted_majority".
+
     An answer is a finished state or a rollout; cut-off ones count only where none has finished, and
     states that can still be continued where there is no answer at all. These keep their keys and
     values; those of the others are freed at once.

@@ -20,11 +20,15 @@ from ttc.protocols import Aggregation, Expand, Rate, Release
 class MUR(StepwiseSearch):
     """One chain, whose unsure steps are sampled several times.
 
-    It has at most `max_steps` steps, and then up to `finish_tokens` tokens to its end. A step's
-    signal is the mean log-probability of its tokens. Where exp(signal) is below `scaling_rate`
-    times exp(momentum), from the second step on, `beam_width` other steps are
-    sampled in its place, and the best rated of them goes on. momentum: of the signals of the steps
-    that were kept, momentum_rate x momentum + (1 - momentum_rate) x signal, 0 at first.
+    A step's signal is the mean log-probability of its tokens. Where exp(signal) is below
+    `scaling_rate` times exp(momentum), from the second step on, `beam_width` other steps are
+    sampled in its place, and the best rated of them goes on.
+
+    scaling_rate: the lower, the fewer steps are sampled again. momentum_rate: the momentum is, of
+        the signals of the steps that were kept, momentum_rate x momentum + (1 - momentum_rate) x
+        signal, 0 at first.
+    beam_width: steps in the place of an unsure one. finish_tokens: after the last step the chain
+        has up to so many tokens to its end.
 
     The authors rate with a generative critic, and end a step before the word "Step".
 

@@ -33,10 +33,11 @@ Weighted = tuple[Particles, dict[Branch, float]]
 class ParticleFilter(StepwiseSearch):
     """After each step all `n` particles are drawn again, the better rated ones more often.
 
-    A particle is drawn with probability softmax(log(r / (1 - r)) / weight_temperature), r its
-    score, from 0 to 1. One that is finished takes part with the score it has and writes nothing.
-    After the last step, when all are finished or `max_steps` are done, none is drawn; the best
-    rated one is the answer. A step is `step_tokens` tokens, or ends at `delimiter` before that.
+    One that is finished takes part with the score it has and writes nothing. After the last step,
+    when all are finished or `max_steps` are done, none is drawn; the best rated one is the answer.
+
+    weight_temperature: a particle is drawn with probability softmax(log(r / (1 - r)) /
+        weight_temperature), r its score, from 0 to 1.
     resampling: draw each particle by itself ("multinomial"), or all with one random number
         ("systematic").
     ess_threshold: draw only where the effective sample size is at most this share of n; 1 draws

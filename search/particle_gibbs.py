@@ -18,8 +18,7 @@ from ttc.protocols import Release
 class ParticleGibbs(ParticleFilter):
     """Particle filters that run after each other, each beside a result of the last.
 
-    There are `sweeps` of them. All but the first have n - 1 free particles and a
-    reference.
+    sweeps: how many filters run. All but the first have n - 1 free particles and a reference.
 
     The reference is drawn from the last sweep's particles by what they weigh at its end: the
     product of all scores since the last draw, with `ess_threshold` 1 the last score alone. In every

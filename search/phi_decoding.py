@@ -66,18 +66,19 @@ class Chain:
 class PhiDecoding(StepwiseSearch):
     """Chains whose every step is drawn by how the model goes on after it.
 
-    One of `beam_size` chains of at most `max_steps` steps is the answer. For each step,
-    `beam_width` candidates are sampled for each chain. Those whose step is less
-    likely than the mean by more than a standard deviation are left out. Of each other
-    the rest of the answer is sampled, at most `finish_tokens` tokens: its foresight. The next
-    chains are drawn with the mean of two probabilities: the softmax of the foresights' advantages
+    One of `beam_size` chains is the answer. For each step, `beam_width` candidates are sampled for
+    each chain. Those whose step is less likely than the mean by more than a standard deviation are
+    left out. Of each other the rest of the answer is sampled: its foresight. The next chains are
+    drawn with the mean of two probabilities: the softmax of the foresights' advantages
     over 0.1, and the softmax of the shares of the clusters that they are in.
     Advantage: the foresight's mean log-probability, less that of the chain's last foresight.
-    Clusters: those of k-means over TF-IDF vectors, `clusters` of them. Where enough candidates have
-    an advantage, the others are not drawn.
+    Where enough candidates have an advantage, the others are not drawn.
 
-    After `least_steps` steps, no more are looked at once a cluster holds more than 70% of
-    the foresights. The foresights of the chains are their ends; one of the larger of two clusters
+    finish_tokens: the most tokens of a foresight. clusters: those of k-means over TF-IDF vectors.
+    least_steps: after so many, no more are looked at once a cluster holds more than 70% of the
+        foresights.
+
+    The foresights of the chains are their ends; one of the larger of two clusters
     of these is drawn by its advantage.
 
     It differs from the authors' program in three points: the foresights of the last chains are not

@@ -23,9 +23,10 @@ class REBASE(StepwiseSearch):
     """Every step shares `n` continuations out among the open branches by their ratings.
 
     See `balanced` for the shares; the root gets all n. A finished branch takes its one continuation
-    out of the budget for good. The search ends when no branch is open, or after `max_steps` steps
-    of `step_tokens` tokens or up to `delimiter`. The candidates are the finished branches, and the
-    open ones where none of these has an answer; also where a budget ends the search.
+    out of the budget for good. The search ends when no branch is open, or after `max_steps` steps.
+    The candidates are the finished branches, and the open ones where none of these has an answer;
+    also where a budget ends the search.
+
     balance_temperature: T_b of the paper; the lower, the more the best branches get.
     answer: that with the highest total score ("weighted_majority"), or of the best rated branch
     ("best").

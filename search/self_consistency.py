@@ -17,6 +17,7 @@ from ttc.protocols import Aggregation, Extract, Rate
 class SelfConsistency(Search):
     """`n` samples; the answer with most votes, or with `weighted` the highest total score.
 
+    weighted: votes weigh their score.
     statistics: keep what selection rules by the model's own confidence need (see `Step`).
     tool_vote: vote on calls of tools that are left to the caller: by the tools' names, by their
         arguments, or first by the names ("tool_hierarchical"). exclude_args: arguments that have no

@@ -24,10 +24,12 @@ REWRITE = (
 class SelfRefine(Search):
     """Answer, criticise, rewrite, until the model says `done` of its answer.
 
-    attempts: the most answers. feedback: asks for a critique, of at most `feedback_tokens` tokens,
-    in which `done` is looked for, whatever its case. rewrite: asks for the next answer. The answer
-    that was confirmed is returned, else the last one. The search also ends where the model's
-    context has no room left.
+    The answer that was confirmed is returned, else the last one. The search also ends where the
+    model's context has no room left.
+
+    attempts: the most answers. feedback: asks for a critique. feedback_tokens: the most tokens of
+        a critique. done: what is looked for in a critique, whatever its case. rewrite: asks for the
+        next answer.
 
     Tokens: attempts x L + (attempts - 1) x feedback_tokens.
     Use it where: there is no verifier, and the model judges well.

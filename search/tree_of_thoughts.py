@@ -15,12 +15,15 @@ from ttc.protocols import Aggregation, Rate, Release
 class TreeOfThoughts(StepwiseSearch):
     """Follow the best thought, prune what is not promising, and go back up at an end.
 
-    A state is continued by `beam_width` thoughts of one step each. Those rated `threshold` or less
-    are pruned; the others are followed one after the other, the best rated first (the first of
-    equals), each with all that comes of it before the next. A state is not continued once it has
-    finished or is `max_depth` steps deep. The search ends when nothing is left to follow, or after
-    `max_states` states were continued. It answers with the best rated finished state; where none of
-    these has an answer, those that are left and the best of the pruned ones compete too.
+    A state is continued by `beam_width` thoughts of one step each. Bad ones are pruned; the others
+    are followed one after the other, the best rated first (the first of equals), each with all that
+    comes of it before the next. A state is not continued once it has finished or is `max_depth`
+    steps deep. The search ends when nothing is left to follow. It answers with the best rated
+    finished state; where none of these has an answer, those that are left and the best of the
+    pruned ones compete too.
+
+    threshold: thoughts of this score or less are pruned. max_states: the search ends after so many
+        states were continued.
 
     What is pruned frees its keys and values at once; what waits to be followed keeps them.
 

@@ -17,6 +17,8 @@ from experiments.cli.quiet import quiet
 STOPPED = 130
 """The exit code after Ctrl-C, as a shell has it."""
 
+HELP = {"-h", "--help"}
+
 FULL_ERRORS = "HYDRA_FULL_ERROR"
 """Hydra's environment variable: where it is 1, an error comes with its traceback."""
 
@@ -37,7 +39,7 @@ def perform_or_help(
     work: Callable[[], Any], page: str, given: str, stopped: str = "stopped"
 ) -> None:
     """As `perform`; where --help was typed, print that page of `experiments.cli.help`."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
+    if HELP & set(sys.argv[1:]):
         from experiments.cli.help import shown
 
         show(shown(page), end="")

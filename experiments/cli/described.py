@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 from ttc.checks import allowed, option_hints
@@ -26,22 +28,33 @@ def described(kind: Any) -> dict[str, str]:
     return words
 
 
-def help_lines(group: str, kind: Any, width: int = 120) -> str:
+def first_sentence(kind: type) -> str:
+    """What the docstring begins with, without the full stop."""
+    paragraph = " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
+    return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0].removesuffix(".")
+
+
+def help_lines(
+    group: str, kind: Any, given: Mapping[str, Any] = MappingProxyType({}), width: int = 120
+) -> str:
     """A line for each field: how it is set, what it means and, in brackets, its default and its
-    limit."""
+    limit. given: other defaults than those of the fields."""
     words, hints, limits = described(kind), get_type_hints(kind), option_hints(kind)
     lines = []
     for f in fields(kind):
+        if not f.init:
+            continue
+        usual = given.get(f.name, f.default)
         types = {hints[f.name], *get_args(hints[f.name])}
         value = "N" if int in types else "X" if float in types else f.name.upper()
-        default = f"{f.default}".replace("\n", "\\n")
+        default = f"{usual:g}" if isinstance(usual, float) else f"{usual}".replace("\n", "\\n")
         if bool in types:
-            value, default = "true", ""
-        if f.default in (None, "", "???", MISSING):
+            value, default = f"{usual is not True}".lower(), ""
+        if usual in (None, "", "???", MISSING, ()) or isinstance(usual, list | dict):
             default = ""
-        told = ", ".join(filter(None, (default, allowed(limits.get(f.name, Any)))))
+        told = "; ".join(filter(None, (default, allowed(limits.get(f.name, Any)))))
         lines += textwrap.wrap(
-            f"{words[f.name]} {told and f'({told})'}",
+            f"{words.get(f.name, '')} {told and f'({told})'}",
             width,
             initial_indent=f"  {f'{group}.{f.name}={value}':<27} ",
             subsequent_indent=" " * 30,

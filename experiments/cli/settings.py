@@ -16,17 +16,17 @@ ASK_FLAGS = {**RUN_FLAGS, "--seed": "run.seed"}
 
 @dataclass
 class ModelConfig:
-    """name: alias, hub id, folder or .gguf file. device, dtype: "auto" or torch's names.
+    """name: alias, hub id, folder or .gguf file.
 
-    device_map: in place of a device, as transformers takes it. gguf_file: which of several .gguf
-    files to read.
+    device, dtype: "auto" or torch's names. device_map: in place of a device, as transformers takes
+    it. gguf_file: which of several .gguf files to read.
     trust_remote_code: run Python code that comes with the model.
     quantized: keep the weights of a .gguf file, or gpt-oss's experts in MXFP4, as they are stored,
         on a CPU.
     int8_activations: round to 8 bits what meets such weights (approximate).
     thinking_marks: what tells the model's thoughts from its answers, null for what its chat
     template or vocabulary names, false for none, or the strings that begin and end a thought, as
-    [<think>, </think>].
+    `[<think>, </think>]`.
     generation_settings: draw tokens as the model's generation_config asks, as transformers'
     generate does.
     split_special_tokens: read special tokens that a question holds as plain text.
@@ -55,8 +55,11 @@ class Example:
 class FieldNames:
     """What a row's fields are called, where it is not what the reader expects.
 
-    solution: worked out, for examples.
-    source: what several questions share, as a passage, so that their answers depend on each other.
+    question, answer: the fields of both. id: the problems' names; by default the field `id`, else
+    the row's number.
+    solution: the worked-out answer, for examples.
+    source: what several questions share, as a passage, so that their answers depend on each other;
+    comparisons need it for their intervals.
     """
 
     question: str | None = None
@@ -71,29 +74,36 @@ class DatasetConfig:
     r"""Where problems come from and how they are asked.
 
     name: what the data set is called in names and tables.
-    hub, subset, split: a data set of the hub. path: a local file or folder instead (jsonl, json,
-    csv, tsv, parquet, what datasets' save_to_disk wrote). task, params, size, seed: a task of
-    reasoning-gym.
-    fields: what a row's fields are called. shuffle_seed: of the order of choices. orders: in how
-    many orders of its choices each question is asked; it counts once, with their mean.
-    limit, offset: which problems; a task makes as many as `limit` says.
-    reader: how a row is read, by a name of `readers.READERS` or the dotted path of a function (row,
-    id, these settings) -> Problem. extract, grader: dotted paths of functions in place of
-    answer_kind, see `grading`.
-    answer_kind: how answers are read and compared: number, strict, choice, math, text or code.
-    system: a system text. chat: whether the chat template is used.
-    instruction: the words around a question, by default those that go with answer_kind
-    (`ttc.text.prompt.WORDS`), and with an extract of your own the question alone. raw: they are the
-    whole prompt, with no chat template around them.
+    hub: a data set of the hub. subset: which of its parts. split: which of its splits, or a
+    folder's.
+    path: a local file or folder instead (jsonl, json, csv, tsv, parquet, what datasets'
+    save_to_disk wrote).
+    fields: what a row's fields are called. reader: how a row is read, by a name of
+    `readers.READERS` or the dotted path of a function (row, id, these settings) -> Problem.
+    task: a task of reasoning-gym. params: the task's settings. size: problems that the task makes
+    without `limit`. seed: draws the task's problems.
+    limit: the most problems. offset: how many problems are left out before these.
+    shuffle_seed: draws the order of choices. orders: in how many orders of its choices each
+    question is asked; it counts once, with their mean.
+    answer_kind: how answers are read and compared: number, strict, choice, math, text or code. A
+    gold answer that nothing can equal is refused.
+    extract: the dotted path of a function of a text that reads its answer instead. grader: that of
+    a function of gold answer and answer that compares them.
+    private: no file, table or log has a text of questions, prompts or branches. Answers are kept
+    where they are a letter or a number.
+    instruction: the words around a question, `{question}` in them; by default those that go with
+    answer_kind (`ttc.text.prompt.WORDS`), and with an extract of your own the question alone.
+    raw: the instruction is the whole prompt, with no chat template around it; give `end` too.
+    system: a system text. chat: whether the chat template is used; by default where there is one.
     chat_options: what else the chat template takes, as {enable_thinking: false}.
-    keep_generated: see `ttc.text.prompt.PromptTemplate`.
-    examples: solved examples that come first. shots: how many more come first.
-    shots_path, shots_split: a file, or a split of the hub, that they are taken from. shots_seed:
-    draws these; without it they are the first rows.
+    keep_generated: further turns of a search go on from the tokens that the model wrote, also where
+    the chat template writes earlier answers in another way.
+    examples: solved examples that come first, written out. shots: how many more come first. Each
+    ends as the instruction asks, else as its row has it.
+    shots_path: a file with rows for `shots`. shots_split: a split of the hub's data set instead.
+    shots_seed: draws these rows; without it they are the first.
     end: strings that finish an answer. In these, the instruction, the examples and the search's
     texts `\n` is a line break and `\t` a tab, unless they begin a LaTeX command (`\neq`).
-    private: the questions are not to be published, so that no file or log has a text of them, nor
-    of what the model wrote; false keeps them.
     pad_chars: neutral text before each question until it has so many characters, to measure long
     prompts.
     """

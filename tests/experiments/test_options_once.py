@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -20,7 +21,7 @@ from experiments.cli.described import described, help_lines
 from experiments.cli.refusals import explained
 from experiments.cli.settings import SETTINGS, ModelConfig, RunConfig
 from experiments.runs.schema import GROUPS, Config, check_settings, schema_of
-from search.base import Search
+from experiments.runs.settings_help import settings_help
 from search.budget import LIMITS, Budget
 from ttc import InvalidInput, TTCError
 from ttc.checks import check_limits, option_hints
@@ -141,11 +142,9 @@ def test_hydra_refuses_each_setting_that_no_object_is_made_of(group: str) -> Non
 
 
 SAID = {**SETTINGS, "model": ModelConfig, **handlers("settings")}
-OBJECTS = [kind for kind in CLASSES if not issubclass(kind, Search)]
-"""The options of searches are told in their prose."""
 
 
-@pytest.mark.parametrize("kind", OBJECTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_option_of_a_choice_is_described_where_it_is_defined(kind: Any) -> None:
     words = described(kind)
     assert not [f.name for f in fields(kind) if f.init and not words.get(f.name)]
@@ -163,6 +162,59 @@ def test_the_help_of_settings_has_each_with_its_default(group: str) -> None:
     for f in fields(SAID[group]):
         assert f"  {group}.{f.name}=" in lines
     assert max(map(len, lines.splitlines())) <= 120
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize(("group", "name"), CHOICES)
+def test_help_behind_a_choice_has_all_of_its_settings(group: str, name: str) -> None:
+    if (group, name) == ("search", "compute_optimal"):  # what it needs is given in a file
+        return
+    said = settings_help([f"{group}={name}"])
+    kind = GROUPS[group].choices[name]
+    assert said.startswith(f"{group}={name}: ")
+    assert {*re.findall(rf"^  {group}\.(\w+)=", said, re.MULTILINE)} == {*option_hints(kind)}
+
+
+def test_help_behind_choices_has_their_own_defaults() -> None:
+    both = settings_help(["-m", "search=greedy,dvts", "model=hf", "--verifier=self", "run.seed=1"])
+    greedy, dvts, model, verifier = both.split("\n\n")
+    assert "search.temperature=X        how tokens are drawn (see `ttc.Sampling`) (0; " in greedy
+    assert "the most tokens of a step (32)" in dvts  # conf/search/dvts.yaml; the class has 256
+    assert "model.gguf_file=" in model and verifier.startswith("verifier=self: ")
+    assert "run.seed" not in both
+    assert settings_help(["verifier=none"]) == "verifier=none has no settings"
+    with pytest.raises(HydraException, match="gredy") as unknown:
+        settings_help(["search=gredy"])
+    assert explained(unknown.value).startswith("search=gredy is unknown; is it greedy? ")
+
+
+def test_help_behind_a_class_of_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+from dataclasses import dataclass
+from search import BestOfN
+
+@dataclass(frozen=True)
+class Mine(BestOfN):
+    \"""Mine alone.
+
+    patience: how long.
+    \"""
+
+    patience: int = 3
+
+class Rates:
+    \"""Rates.\"""
+
+    def rate(self, branches, questions, engine):
+        return [[1.0] for _ in branches]
+"""
+    (tmp_path / "own_help.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    said = settings_help(["search=own_help.Mine", "verifier=own_help.Rates"])
+    assert "Mine alone\n" in said and "search.patience=N           how long (3)" in said
+    assert said.endswith("verifier=own_help.Rates: Rates\nits class says more")
 
 
 def test_a_run_has_the_limits_of_a_budget() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from experiments.cli.described import described
+from experiments.cli.described import described, first_sentence
+from experiments.cli.settings import DatasetConfig, FieldNames, ModelConfig
 from experiments.lab.report.searches import FAMILIES
 from experiments.runs.schema import PLACEMENTS, POLICIES, RATERS, SEARCHES
 from search.base import StepwiseSearch
@@ -20,6 +21,12 @@ from ttc.sampling import Sampling
 from ttc.tools.base import Tools
 
 WHEN = "Use it where"
+
+OF_PROMPTS = (
+    *("instruction", "raw", "system", "chat", "chat_options", "keep_generated", "examples"),
+    *("shots", "shots_path", "shots_split", "shots_seed", "end", "pad_chars"),
+)
+"""The settings of a data set that make prompts."""
 
 
 def searches() -> str:
@@ -64,6 +71,20 @@ def backend() -> str:
     return options("backend.", {"openai": Endpoint})
 
 
+def model() -> str:
+    return options("model.", {"hf": ModelConfig})
+
+
+def dataset() -> str:
+    names = {f.name for f in fields(DatasetConfig)} - {*OF_PROMPTS, "fields"}
+    own = options("dataset.", {"dataset": DatasetConfig}, names)
+    return f"{own}\n\n{options('dataset.fields.', {'fields': FieldNames})}"
+
+
+def prompts() -> str:
+    return options("dataset.", {"dataset": DatasetConfig}, OF_PROMPTS)
+
+
 def tools() -> str:
     names = ("choice", "calls_per_branch", "time_s", "answer_tokens", "strict")
     return options("", {"tools": Tools}, names)
@@ -92,7 +113,9 @@ def options(prefix: str, kinds: Mapping[str, type], names: Collection[str] = ())
             limit = allowed(option_hints(kinds[next(iter(defaults))])[name])
             where = [_among(defaults, kinds)] if len(kinds) > 1 else []
             rows.append((f"`{prefix}{name}`", *where, meaning, ", ".join(told), limit))
-    heads = ("setting", *(("of",) if len(kinds) > 1 else ()), "meaning", "default", "limit")
+    heads = ["setting", *(["of"] if len(kinds) > 1 else []), "meaning", "default", "limit"]
+    if not any(row[-1] for row in rows):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
     return table(heads, rows)
 
 
@@ -111,14 +134,11 @@ def _default(value: Any) -> str:
         return ""
     if value in (None, ""):
         return "none"
+    if value == "???" or f"{value}".startswith("${"):  # what has to be given, or follows others
+        return ""
     if isinstance(value, bool):
         return str(value).lower()
     return f"`{value}`" if isinstance(value, str) else f"{value:,}".removesuffix(".0")
-
-
-def first_sentence(described: type) -> str:
-    paragraph = " ".join(documented(described).split("\n\n")[0].split())
-    return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0].removesuffix(".")
 
 
 def labelled(described: type, *labels: str) -> list[str]:

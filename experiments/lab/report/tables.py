@@ -152,6 +152,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/tools.md": {"tools": ("tools", tools.table)},
     f"{BESIDE}/programs.md": {"searches_code": ("searches_code", searches.table)},
     f"{BESIDE}/speculative.md": {"speculative": ("speculative", speculative.table)},
+    "docs/experiments.md": {},
     "docs/verifiers.md": {},
     "docs/memory.md": {},
     "docs/placement.md": {},
@@ -173,6 +174,11 @@ table)."""
 
 LISTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/searches.md": {"searches": docstrings.searches, "budgets": docstrings.budgets},
+    "docs/experiments.md": {
+        "model": docstrings.model,
+        "dataset": docstrings.dataset,
+        "prompts": docstrings.prompts,
+    },
     "docs/verifiers.md": {"verifiers": docstrings.verifiers},
     "docs/memory.md": {"memory": docstrings.memory},
     "docs/placement.md": {"placement": docstrings.placement, "auto": docstrings.auto},

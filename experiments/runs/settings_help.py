@@ -1,0 +1,47 @@
+"""What `--help` shows behind choices, as `search=beam_search --help`: their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from typing import Any
+
+from hydra.utils import get_class
+
+from experiments.cli.described import first_sentence, help_lines
+from experiments.cli.settings import RUN_FLAGS, DatasetConfig, ModelConfig
+from experiments.runs.config_values import as_dict
+from experiments.runs.flags import as_settings
+from experiments.runs.hydra_command import composed
+from experiments.runs.overrides import read, values
+from experiments.runs.schema import GROUPS
+
+NO_CLASS = {"model": ModelConfig, "dataset": DatasetConfig}
+"""The groups of which no object is made, and what describes their settings."""
+
+
+def chosen(words: Sequence[str]) -> list[tuple[str, Any]]:
+    """The groups that words of a command line choose for, each with what it is set to."""
+    overrides = [read(word) for word in as_settings(words, RUN_FLAGS)]
+    return [
+        (override.key_or_group, name)
+        for override in overrides
+        if override is not None and override.key_or_group in {*GROUPS, *NO_CLASS}
+        for name in values(override)
+    ]
+
+
+def settings_help(words: Sequence[str]) -> str:
+    """What each choice that is made does, and its settings with their defaults."""
+    return "\n\n".join(_help(group, name) for group, name in chosen(words))
+
+
+def _help(group: str, name: Any) -> str:
+    given = as_dict(composed([f"{group}={name}"])[group], resolve=True)
+    if group in NO_CLASS:
+        return f"Settings of {group}={name}\n{help_lines(group, NO_CLASS[group], given)}"
+    if given["_target_"] is None:
+        return f"{group}={name} has no settings"
+    kind = get_class(given["_target_"])
+    lines = help_lines(group, kind, given) if is_dataclass(kind) else "its class says more"
+    return f"{group}={name}: {first_sentence(kind)}\n{lines}"

@@ -145,6 +145,7 @@ class Api:
                     follow=follow,
                     client=request.client,
                     address=None if request.client is None else request.client.host,
+                    model=self.offer.model if name == PLAIN else f"{self.offer.model}+{name}",
                     prompt_tokens=tokens,
                 )
                 for (problem, config), tokens in zip(

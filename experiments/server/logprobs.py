@@ -40,6 +40,14 @@ class Likely(NamedTuple):
     bytes: list[int] | None
     logprob: float
 
+    @property
+    def name(self) -> str:
+        """As completions have it, where no two tokens have one name: its text, or its bytes where
+        it is a part of a character."""
+        if self.bytes is None or bytes(self.bytes) == self.text.encode():
+            return self.text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes)
+
     def shown(self) -> dict[str, Any]:
         return {"token": self.text, "logprob": self.logprob, "bytes": self.bytes}
 
@@ -112,7 +120,8 @@ class TokenTexts:
 
     def _likely(self, token: int, logprob: float, piece: str = "") -> Likely:
         alone = self.backend.decode([token])
-        text = piece or self._behind(token) or alone
+        special = "" if piece or alone else decoded([token], self.backend.tokenizer, special=True)
+        text = piece or self._behind(token) or alone or special
         logprob = max(logprob, LEAST)
         if "\ufffd" in alone:
             return Likely(text, token_bytes(self.backend.tokenizer, token), logprob)
@@ -151,12 +160,12 @@ def of_chat(told: Sequence[TokenTold]) -> dict[str, Any]:
 
 
 def of_completion(told: Sequence[TokenTold]) -> dict[str, Any]:
-    """The likeliest tokens are named by their texts, the one that was drawn among them."""
+    """The token that was drawn is among the likeliest ones."""
     return {
-        "tokens": [token.token.text for token in told],
+        "tokens": [token.token.name for token in told],
         "token_logprobs": [token.token.logprob for token in told],
         "top_logprobs": [
-            {likely.text: likely.logprob for likely in (*token.likeliest[::-1], token.token)}
+            {likely.name: likely.logprob for likely in (*token.likeliest[::-1], token.token)}
             for token in told
         ],
         "text_offset": [token.begin for token in told],

@@ -129,7 +129,9 @@ class Preparer:
                 names["thinking"] = EFFORT
             if isinstance(body.search, dict):
                 names |= {key: f"search.{key}" for key in body.search}
-            raise Refusal.of(error, names=names) from error
+            of_tools = options.tools is not None
+            param = "response_format" if options.has_grammar else "tools" if of_tools else "search"
+            raise Refusal.of(error, param, names) from error
         try:
             problems = [self._problem(question, config) for question in questions]
             prompts = [self._prompt(its.template, problem.question) for problem, its in problems]
@@ -182,7 +184,10 @@ class Preparer:
         return [question_of(messages)], template
 
     def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:
+        schema = body.response_format.schema_option
         reading = {} if body.answer_kind is None else self._reading(body.answer_kind)
+        if schema is not None and not reading:
+            reading = {"extract": None}  # votes are on the JSON
         given = reading | {
             "verifier": self.options.verifier if search.needs_verifier else None,
             "seed": randbelow(2**31) if body.seed is None else body.seed,
@@ -190,7 +195,7 @@ class Preparer:
             "end": body.stops,
             "budget": self._budget(body),
             "tools": self._tools(body),
-            "schema": body.response_format.schema_option,
+            "schema": schema,
             "top_logprobs": body.kept_logprobs or 0,
         }
         try:

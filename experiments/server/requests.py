@@ -15,9 +15,10 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 from starlette.requests import ClientDisconnect, Request
 
 from experiments.server.access import log
@@ -95,17 +96,37 @@ Limit = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+class Fields(BaseModel):
+    """A JSON object. A field that is null counts as left out."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any, info: ValidationInfo) -> Any:
+        """Also without unknown fields, where there is a context, which has their names then."""
+        if not isinstance(fields, dict):
+            return fields
+        known = {field.alias or name: field for name, field in cls.model_fields.items()}
+        takes_null = {name for name, field in known.items() if field.default is None}
+        given = {n: v for n, v in fields.items() if v is not None or n in takes_null}
+        if info.context is None or cls.model_config["extra"] == "ignore":
+            return given
+        info.context.update(dict.fromkeys(name for name in given if name not in known))
+        return {name: value for name, value in given.items() if name in known}
 
 
-class Lenient(BaseModel):
+class Strict(Fields):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Lenient(Fields):
     """What clients send back as they got it, and may have more fields than are read."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore")
 
 
-class ContentPart(Strict):
+class ContentPart(Lenient):
     """A piece of a message."""
 
     type: Literal["text"]
@@ -162,14 +183,18 @@ class ChatMessage(Lenient):
         return self
 
 
-class StreamOptions(Lenient):
+class StreamOptions(Strict):
+    """include_obfuscation: nothing is obfuscated, whatever it is."""
+
     include_usage: bool = False
+    include_obfuscation: bool = False
+    continuous_usage_stats: Annotated[Any, only(False)] = False
 
 
 class NamedSchema(Lenient):
     """A JSON schema. Answers keep to it whether `strict` asks for it or not."""
 
-    asked: dict[str, Any] = Field({}, alias="schema")
+    asked: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class ResponseFormat(Strict):
@@ -182,6 +207,8 @@ class ResponseFormat(Strict):
     def _schema_is_there(self) -> ResponseFormat:
         if (self.json_schema is None) is (self.type == "json_schema"):
             raise ValueError("give json_schema with type=json_schema, and with no other")
+        if self.json_schema is not None and self.json_schema.asked is None:
+            raise ValueError("json_schema holds no schema; give one as json_schema.schema")
         return self
 
     @property
@@ -227,6 +254,39 @@ class Common(Strict):
     prompt_cache_retention: Any = None
     request_id: Any = None
 
+    # not offered: taken where they ask for nothing
+    add_generation_prompt: Annotated[Any, only(True)] = True
+    background: Annotated[Any, only(False)] = False
+    bad_words: Annotated[Any, only([])] = []
+    best_of: Annotated[Any, only(1)] = 1
+    continue_final_message: Annotated[Any, only(False)] = False
+    echo: Annotated[Any, only(False)] = False
+    frequency_penalty: Annotated[Any, only(0)] = 0
+    function_call: Annotated[Any, only("none")] = "none"
+    functions: Annotated[Any, only([])] = []
+    ignore_eos: Annotated[Any, only(False)] = False
+    include_reasoning: Annotated[Any, only(True)] = True
+    include_stop_str_in_output: Annotated[Any, only(False)] = False
+    length_penalty: Annotated[Any, only(1)] = 1
+    logit_bias: Annotated[Any, only({})] = {}
+    min_tokens: Annotated[Any, only(0)] = 0
+    modalities: Annotated[Any, only(["text"])] = ["text"]
+    presence_penalty: Annotated[Any, only(0)] = 0
+    previous_response_id: Annotated[
+        Any, only(None, "nothing is stored, so send the whole conversation as input")
+    ] = None
+    priority: Annotated[Any, only(0)] = 0
+    return_token_ids: Annotated[Any, only(False)] = False
+    return_tokens_as_token_ids: Annotated[Any, only(False)] = False
+    separate_reasoning: Annotated[Any, only(True)] = True
+    skip_special_tokens: Annotated[Any, only(True)] = True
+    spaces_between_special_tokens: Annotated[Any, only(True)] = True
+    stop_token_ids: Annotated[Any, only([])] = []
+    suffix: Annotated[Any, only("")] = ""
+    truncation: Annotated[Any, only("disabled")] = "disabled"
+    use_beam_search: Annotated[Any, only(False)] = False
+    verbosity: Annotated[Any, only("medium")] = "medium"
+
 
 class Body(Common):
     """The fields that chats and completions have.
@@ -239,25 +299,6 @@ class Body(Common):
     stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=MAX_STOPS)] = []
     reasoning_effort: Effort | None = None
     response_format: ResponseFormat = ResponseFormat(type="text")
-
-    # not offered: taken where they ask for nothing
-    echo: Annotated[Any, only(False)] = False
-    best_of: Annotated[Any, only(1)] = 1
-    presence_penalty: Annotated[Any, only(0)] = 0
-    frequency_penalty: Annotated[Any, only(0)] = 0
-    length_penalty: Annotated[Any, only(1)] = 1
-    min_tokens: Annotated[Any, only(0)] = 0
-    ignore_eos: Annotated[Any, only(False)] = False
-    use_beam_search: Annotated[Any, only(False)] = False
-    stop_token_ids: Annotated[Any, only([])] = []
-    bad_words: Annotated[Any, only([])] = []
-    include_stop_str_in_output: Annotated[Any, only(False)] = False
-    skip_special_tokens: Annotated[Any, only(True)] = True
-    spaces_between_special_tokens: Annotated[Any, only(True)] = True
-    return_token_ids: Annotated[Any, only(False)] = False
-    return_tokens_as_token_ids: Annotated[Any, only(False)] = False
-    priority: Annotated[Any, only(0)] = 0
-    logit_bias: dict[str, float] = Field({}, max_length=0)
 
     @property
     def kept_logprobs(self) -> int | None:
@@ -301,15 +342,7 @@ class ChatBody(Body):
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
-    functions: Annotated[Any, only([])] = []
-    function_call: Annotated[Any, only("none")] = "none"
-    modalities: Annotated[Any, only(["text"])] = ["text"]
-    verbosity: Annotated[Any, only("medium")] = "medium"
-    add_generation_prompt: Annotated[Any, only(True)] = True
-    continue_final_message: Annotated[Any, only(False)] = False
     add_special_tokens: Annotated[Any, only(False)] = False
-    include_reasoning: Annotated[Any, only(True)] = True
-    separate_reasoning: Annotated[Any, only(True)] = True
     max_completion_tokens: Limit | None = None
     chat_template_kwargs: dict[str, Plain] = {}
 
@@ -351,7 +384,6 @@ class CompletionBody(Body):
         Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
         BeforeValidator(lambda value: None if value is False else value),
     ] = None
-    suffix: Annotated[Any, only("")] = ""
     add_special_tokens: Annotated[Any, only(True)] = True
 
     @property
@@ -415,21 +447,25 @@ def read(kind: type[B], data: bytes, ignore_unknown: bool = False) -> B:
     if not isinstance(given, dict):
         raise Refusal(400, f"the body is {type(given).__name__}; {must}")
     left_out = () if given.get("tools") else OF_TOOLS
-    given = {n: value for n, value in given.items() if value is not None and n not in left_out}
-    if ignore_unknown and (extra := [n for n in given if n not in kind.model_fields]):
-        log.info("passed over, as no request has them: %.200a", ", ".join(extra))
-        given = {name: value for name, value in given.items() if name not in extra}
-    return validated(kind, given)
+    given = {name: value for name, value in given.items() if name not in left_out}
+    passed_over: dict[str, None] | None = {} if ignore_unknown else None
+    body = validated(kind, given, passed_over)
+    if passed_over:
+        log.info("passed over, as no request has them: %.200a", ", ".join(passed_over))
+    return body
 
 
-def validated(kind: type[B], given: Mapping[str, Any]) -> B:
-    """Raises Refusal for a field that is wrong or unknown."""
+def validated(
+    kind: type[B], given: Mapping[str, Any], passed_over: dict[str, None] | None = None
+) -> B:
+    """Raises Refusal for a field that is wrong or unknown. passed_over: takes the names of unknown
+    ones, which are no fault then."""
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(given, context=passed_over)
     except ValidationError as errors:
         # of the types that a value may have, the error within one says most
-        first = max(errors.errors(), key=lambda error: len(error["loc"]))
-    name = ".".join(str(part) for part in first["loc"] if _is_name(part))
+        first = max(errors.errors(), key=_depth)
+    name = ".".join(_names(first))
     message = f"{name}={shown(first['input'])}: {first['msg'].removeprefix('Value error, ')}"
     if not first["loc"]:
         message = first["msg"].removeprefix("Value error, ")
@@ -437,7 +473,7 @@ def validated(kind: type[B], given: Mapping[str, Any]) -> B:
     elif first["type"].startswith("union_tag"):
         name = f"{name}.type"
         kinds = first["ctx"].get("expected_tags", "one of an item")
-        message = f"{name} is not taken; use {kinds}"
+        message = f"{name}={shown(first['ctx'].get('tag'))} is not taken; use {kinds}"
     elif first["type"] == "literal_error" and name.endswith(".type"):
         message = f"{name}={shown(first['input'])} is not taken; use {first['ctx']['expected']}"
     elif first["type"] == "extra_forbidden":
@@ -467,8 +503,19 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _is_name(part: str | int) -> bool:
-    """Whether a part of an error's place is a field or a number, and no type."""
+def _depth(error: ErrorDetails) -> tuple[int, bool]:
+    """How much an error says: how far within the request it is, and whether the type was right."""
+    return len(error["loc"]), not error["type"].endswith("_type")
+
+
+def _names(error: ErrorDetails) -> list[str]:
+    """The fields and numbers on the way to an error, without the types between them."""
     types = {"str", "message", "function_call", "function_call_output"}
     types |= {kind.__name__ for of in (Strict, Lenient) for kind in of.__subclasses__()}
-    return isinstance(part, int) or (part.isidentifier() and part not in types)
+    path = error["loc"]
+    sure = {0, len(path) - 1 if error["type"] in ("extra_forbidden", "missing") else 0}
+    return [
+        str(part)
+        for place, part in enumerate(path)
+        if place in sure or isinstance(part, int) or (part.isidentifier() and part not in types)
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from experiments.server.requests import (
     MAX_TOP_LOGPROBS,
@@ -14,7 +14,6 @@ from experiments.server.requests import (
     Lenient,
     Limit,
     Strict,
-    only,
     validated,
 )
 
@@ -71,8 +70,10 @@ def joined(content: str | list[InputPart]) -> str:
 
 
 def _kind(item: Any) -> Any:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
-    return kind if isinstance(kind, str) else None
+    if not isinstance(item, dict):
+        return None
+    kind = item.get("type")
+    return "message" if kind is None else kind if isinstance(kind, str) else None
 
 
 InputItem = Annotated[
@@ -113,6 +114,12 @@ class FormatSettings(Lenient):
     type: Literal["text", "json_object", "json_schema"]
     asked: dict[str, Any] | None = Field(None, alias="schema")
 
+    @model_validator(mode="after")
+    def _schema_is_there(self) -> FormatSettings:
+        if (self.asked is None) is (self.type == "json_schema"):
+            raise ValueError("give schema with type=json_schema, and with no other")
+        return self
+
     def as_chat(self) -> dict[str, Any]:
         schema = {} if self.asked is None else {"json_schema": {"schema": self.asked}}
         return {"type": self.type, **schema}
@@ -140,11 +147,6 @@ class ResponsesBody(Common):
     parallel_tool_calls: bool = True
     include: list[Literal["message.output_text.logprobs"]] = Field([])
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
-    previous_response_id: Annotated[
-        Any, only(None, "nothing is stored, so send the whole conversation as input")
-    ] = None
-    background: Annotated[Any, only(False)] = False
-    truncation: Annotated[Any, only("disabled")] = "disabled"
 
     names: ClassVar = {
         "messages": "input",

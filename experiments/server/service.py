@@ -57,7 +57,7 @@ class Ticket:
     event loop.
 
     client: who asks, for the driver's turns. address: of the machine that asks, for places in the
-    queue. prompt_tokens: of the problem's prompt.
+    queue. model: by its name. prompt_tokens: of the problem's prompt.
     changed: set whenever anything below has changed.
     group, number: what it is solved in, and its number there.
     written: what each branch has written so far, by its number, for a request that follows it.
@@ -70,6 +70,7 @@ class Ticket:
     follow: bool = False
     client: Hashable = None
     address: str | None = None
+    model: str = ""
     prompt_tokens: int = 0
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -193,12 +194,13 @@ class Service:
             self.closing = True
 
     def under_way(self) -> str:
-        """What is waiting or under way, by its searches and since when; "" for nothing."""
+        """What is waiting or under way, by the models that were asked and since when; "" for
+        nothing."""
         with self.lock:
             open_now = list(self.open)
         if not open_now:
             return ""
-        searches = Counter(type(ticket.config.search).__name__ for ticket in open_now)
+        searches = Counter(ticket.model for ticket in open_now)
         named = ", ".join(f"{count} of {name}" for name, count in searches.most_common())
         longest = time.monotonic() - min(ticket.since for ticket in open_now)
         problems = number_of(len(open_now), "problem")

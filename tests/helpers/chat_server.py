@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 
+from experiments.runs.grading import AnswerReading
 from experiments.server.app import Api
 from experiments.server.launch import bind
 from experiments.server.offer import Offer
@@ -41,9 +42,9 @@ def serving(
 ) -> Iterator[openai.OpenAI]:
     """A client of a server of this engine."""
     offer = Offer("m", {"self_consistency": SelfConsistency(n=3, max_tokens=90)}, longest, 16)
-    api = Api(
-        Service(engine, 16), offer, SolveOptions(**options), 20_000, chat_options=chat_options or {}
-    )
+    read = AnswerReading("number").options()  # as `ttc-serve` has it
+    solving = SolveOptions(**read | options)
+    api = Api(Service(engine, 16), offer, solving, 20_000, chat_options=chat_options or {})
     socket = bind("127.0.0.1", 0)
     web = server(api)
     thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)

@@ -87,8 +87,11 @@ class AnswerGrammar:
         from llguidance import LLMatcher
 
         first = LLMatcher(tokens, wanted.rules, log_level=0)
-        if first.is_error():
-            raise InvalidInput(f"{shown} cannot be kept to: {_reason(first)}")
+        trial = first.deep_copy()
+        if not trial.is_error():  # some are found to be wrong with the first token
+            trial.compute_bitmask()
+        if trial.is_error():
+            raise InvalidInput(f"{shown} cannot be kept to: {_reason(trial)}")
         marks = None if thoughts is None else Marks(thoughts, backend)
         return cls(wanted, first, -(-limits.vocab_size // 32), eos_ids, marks)
 

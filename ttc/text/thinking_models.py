@@ -101,13 +101,13 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
     except InvalidInput:
         return None
     before, written, after = text.partition(THOUGHT)
-    end, answered, _ = after.partition(ANSWER)
+    end, answered, rest = after.partition(ANSWER)
     if not written or not answered or not end.strip():
         return None
     head = plain.removeprefix(prompt).partition(ANSWER)[0].strip()
     tag = _CLOSING_TAG.match(end.strip())
     if tag is not None and before.rstrip().endswith(f"<{tag[1]}>"):
-        return ThinkingMarks(f"<{tag[1]}>", tag[0])
+        return ThinkingMarks(f"<{tag[1]}>", tag[0], _tags_around(end.strip()[tag.end() :], rest))
     shared = prompt if before.startswith(prompt) else common_start(before, plain)
     begin = before.removeprefix(shared).strip()
     wraps = (
@@ -121,6 +121,12 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
             "thinking_marks, or false for none"
         )
     return ThinkingMarks((begin,) if begin else (), end.strip(), wraps)
+
+
+def _tags_around(before: str, after: str) -> tuple[str, ...]:
+    """The tag that an answer stands in, by what is written before it and after it."""
+    tag, closing = _OPENING_TAG.search(before), _CLOSING_TAG.match(after.lstrip())
+    return (f"<{tag[1]}>", closing[0]) if tag and closing and tag[1] == closing[1] else ()
 
 
 def _in_any_text(mark: str) -> bool:

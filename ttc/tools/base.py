@@ -138,7 +138,13 @@ class Tool:
             )
             for name, its in kinds.items()
         }
-        refuse(missing | unknown | unfit, ToolError)
+        other = {
+            f"the argument {name}={arguments[name]!r:.80} must be one of "
+            f"{', '.join(map(repr, values))}": not any(_equal(arguments[name], v) for v in values)
+            for name in kinds
+            if (values := _values(known[name])) is not None
+        }
+        refuse(missing | unknown | unfit | other, ToolError)
 
     def answer(self, arguments: Mapping[str, Any]) -> str:
         """The answer to a call, as text or JSON. Raises whatever the tool raises."""
@@ -155,12 +161,33 @@ def _kinds(schema: Any) -> list[str]:
     if not isinstance(schema, Mapping):
         return []
     if kind := schema.get("type"):
-        return [kind] if isinstance(kind, str) else list(kind)
-    if values := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        kinds = [kind] if isinstance(kind, str) else list(kind)
+        return [*kinds, "null"] if schema.get("nullable") else kinds
+    if values := _values(schema):
         return [kind for kind in TYPES if any(_fits(value, [kind]) for value in values)]
     choices = schema.get("anyOf") or schema.get("oneOf") or []
     kinds = [_kinds(choice) for choice in choices]
     return list(dict.fromkeys(chain.from_iterable(kinds))) if all(kinds) else []
+
+
+def _values(schema: Any) -> list[Any] | None:
+    """The only values that a JSON schema takes; None where it does not name them."""
+    if not isinstance(schema, Mapping):
+        return None
+    if "enum" in schema or "const" in schema:
+        values = list(schema["enum"]) if "enum" in schema else [schema["const"]]
+        return [*values, None] if schema.get("nullable") else values
+    if schema.get("type") == "null":
+        return [None]
+    choices = [_values(choice) for choice in schema.get("anyOf") or schema.get("oneOf") or []]
+    if not choices or None in choices:
+        return None
+    return list(chain.from_iterable(filter(None, choices)))
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """As JSON has it, where true is not 1."""
+    return value == other and isinstance(value, bool) is isinstance(other, bool)
 
 
 def _fits(value: Any, allowed: Sequence[str]) -> bool:

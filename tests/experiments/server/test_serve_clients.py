@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -416,6 +417,18 @@ def test_characters_of_several_tokens_are_told_byte_by_byte(text: str, cut: int)
     assert token_bytes(object(), 3) is None
 
 
+def test_the_likeliest_tokens_have_names_of_their_own_in_completions() -> None:
+    """Parts of characters, and the end, which are no texts."""
+    texts = TokenTexts(OfBytes())  # type: ignore[arg-type]
+    others = [(0xC3, -0.5), (0xE6, -1.0), (0xF0, -1.5), (256, -2.0), (97, -2.5)]
+    texts.read_on(TokensSoFar([0xE6], [-1.0], {0: others}))
+    told = of_completion(texts.told)
+    (likeliest,) = told["top_logprobs"]
+    assert list(likeliest.items())[::-1] == sorted(likeliest.items(), key=lambda pair: -pair[1])
+    assert set(likeliest) == {r"bytes:\xc3", r"bytes:\xe6", r"bytes:\xf0", "<end>", "a"}
+    assert likeliest[told["tokens"][0]] == told["token_logprobs"][0] == -1.0
+
+
 def test_a_token_that_cannot_be_is_told_as_a_number_that_json_has() -> None:
     texts = TokenTexts(OfBytes())  # type: ignore[arg-type]
     texts.read_on(TokensSoFar([97], [-0.5], {3: [(97, -0.5), (98, float("-inf"))]}, start=3))
@@ -515,7 +528,9 @@ def test_when_the_server_ends_searches_answer_with_what_they_have(
             text, reason, stopped = choice["text"], choice["finish_reason"], reply.json()["search"]
         assert text and (reason, stopped["stopped"]) == ("length", "cancelled")
         assert plain.result(300).status_code == 503
-    assert any("stopping: 2 problems waiting or under way" in line for line in caplog.messages)
+    (line,) = [line for line in caplog.messages if line.startswith("stopping")]
+    assert "2 problems waiting or under way" in line
+    assert "1 of tiny+self_consistency" in line and re.search(r"1 of tiny[,)]", line)
     assert any("breaking off 2 problems" in line for line in caplog.messages)
 
 

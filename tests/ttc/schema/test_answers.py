@@ -326,6 +326,17 @@ REFUSED: list[tuple[Search, dict[str, Any], str]] = [
 ]
 
 
+LOOP = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+
+
+@pytest.mark.parametrize(
+    "schema", [LOOP, {"enum": []}, {"$ref": "#/$defs/b"}, {"type": "integer", "minimum": 10**60}]
+)
+def test_what_nothing_fits_is_refused_before_anything_is_written(schema: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^schema=.* cannot be kept to: "):
+        SearchConfig.of(Greedy(), engine(), SolveOptions(schema=schema))
+
+
 @pytest.mark.parametrize(("search", "options", "message"), REFUSED)
 def test_what_cannot_be_combined_is_refused(
     search: Search, options: dict[str, Any], message: str

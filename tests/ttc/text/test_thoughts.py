@@ -317,6 +317,23 @@ def test_marks_of_no_known_model_are_learned_from_the_template(
     assert thoughts.split(tokenizer.encode(before + "12, 18")).answer is None
 
 
+@pytest.mark.parametrize("after", ["</final><eos>", "\n</final>\n<eos>", "<eos>"])
+def test_the_tags_around_an_answer_are_learned_too(after: str) -> None:
+    tokenizer = thinker(
+        "{% for m in messages %}<turn>{{ m.role }}\n{% if m.thinking %}<analysis>{{ m.thinking }}"
+        "</analysis>\n<final>{{ m.content }}" + after + "{% else %}{{ m.content }}<eos>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+    )
+    closed = "</final>" in after
+    wraps = ("<final>", "</final>") if closed else ()
+    assert marks_of(tokenizer) == ThinkingMarks("<analysis>", "</analysis>", wraps)
+    thoughts = Thoughts.of(tokenizer)
+    assert thoughts is not None
+    text = "<analysis>12</analysis>\n<final>18" + "</final>" * closed
+    answer = thoughts.split(tokenizer.encode(text)).answer or ""
+    assert answer.strip() == ("18" if closed else "<final>18")
+
+
 def test_a_template_with_one_mark_for_both_ends_is_refused_with_the_way_out() -> None:
     tokenizer = thinker(
         "{% for m in messages %}{% if m.thinking %}%%{{ m.thinking }}%%{% endif %}{{ m.content }}"

@@ -13,7 +13,7 @@ from tests.helpers.chats import tokenizer
 from tests.helpers.searches import Costly
 from tests.helpers.thinking import Thinking
 from tests.helpers.tools import tool
-from ttc import CalculatorTools, ToolError
+from ttc import CalculatorTools, Tool, ToolError
 from ttc.text.prompt import PromptTemplate
 from ttc.tools.base import Tools
 from ttc.tools.choice import format_of
@@ -371,3 +371,30 @@ def test_wrong_types_are_told_to_the_model() -> None:
     ]:
         with pytest.raises(ToolError, match=words):
             adds.answer(arguments)
+
+
+def test_values_that_a_schema_does_not_list_are_told_to_the_model() -> None:
+    of: dict[str, Any] = {
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "level": {"enum": [1, "top"], "nullable": True},
+        "kind": {"anyOf": [{"const": "a"}, {"enum": ["b"]}, {"type": "null"}]},
+        "free": {"anyOf": [{"enum": ["b"]}, {"type": "integer"}]},
+        "name": {"type": "string", "nullable": True},
+    }
+    function = {"name": "f", "parameters": {"type": "object", "properties": of}}
+    takes = Tool({"type": "function", "function": function}, lambda **given: "taken")
+    for arguments in [
+        {"unit": "C", "level": 1, "kind": "b", "free": 7, "name": None},
+        {"level": None, "kind": None},
+        {"level": "top", "kind": "a", "free": "b", "name": "x"},
+    ]:
+        assert takes.answer(arguments) == "taken"
+    for arguments, words in [
+        ({"unit": "K"}, "unit='K' must be one of 'C', 'F'"),
+        ({"level": True}, "level=True must be of type string"),
+        ({"level": 2}, "level=2 must be one of 1, 'top', None"),
+        ({"kind": "c"}, "kind='c' must be one of 'a', 'b', None"),
+        ({"name": 3}, "name=3 must be of type string or null"),
+    ]:
+        with pytest.raises(ToolError, match=words):
+            takes.answer(arguments)

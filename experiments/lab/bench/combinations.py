@@ -24,6 +24,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import transformers as hf
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from experiments.cli.output import say, show
 from experiments.standins import small_models
@@ -228,9 +232,9 @@ class Combination:
 
     seed: of prompts and samples. compiled: attention or whole layers, in float32. verifier: how its
         passes are made. spends: the most tokens that a search may spend on a problem. penalty: of
-        repeated tokens. budget,
-        host_budget: of KV on the device and on the host, in multiples of
-        the most that one of the problems takes alone; None for no limit. capacity: blocks of the
+        repeated tokens. grammar: whether answers keep to one. budget, host_budget: of KV on the
+        device and on the host, in multiples of the most that one of the problems takes alone; None
+        for no limit. capacity: blocks of the
         cache. callers: searches are shared out among so many who drive the engine in turn.
         apart: so many steps of the drivers lie between one problem's coming and the next one's.
         cancelled: a problem that is let go of after so many steps of the driver as `at_step`.
@@ -248,6 +252,7 @@ class Combination:
     prompt_tokens: int = 12
     spends: int | None = None
     penalty: float | None = None
+    grammar: bool = False
     memory: str = "resident"
     budget: float | None = None
     host_budget: float | None = None
@@ -291,6 +296,7 @@ class Combination:
             prompt_tokens=self.prompt_tokens,
             spends=self.spends,
             penalty=self.penalty,
+            grammar=self.grammar,
             gate=self.gate,
         )
 
@@ -316,6 +322,7 @@ def drawn(seed: int) -> Combination:
         prompt_tokens=r.choice([3, 12, 20, 36]),
         spends=r.choice([None, None, None, 25]),
         penalty=r.choice([None, None, None, 1.3]),
+        grammar=r.choice([False, False, False, True]),
     )
     r = random.Random(f"settings of {seed}")
 
@@ -426,19 +433,37 @@ def dtype_of(compiled: str | None) -> torch.dtype:
 class Letters:
     """A tokenizer of one token per character, whose texts have few letters."""
 
-    eos_token_id = None
+    eos_token_id: int | None = None
     chat_template = None
 
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
         return [ord(c) % small_models.VOCAB for c in text]
 
     def decode(self, tokens: Sequence[int], **_: Any) -> str:
         return "".join("abcdefgh"[token % 8] for token in tokens)
 
 
+class LettersOfGrammar(Letters, hf.PreTrainedTokenizerFast):  # type: ignore[misc]
+    """To a grammar, which reads fast tokenizers alone, each token is its ASCII character."""
+
+    eos_token_id = 0
+
+    def __init__(self) -> None:
+        letters = {c: byte for byte, c in bytes_to_unicode().items() if byte < small_models.VOCAB}
+        tokenizer = Tokenizer(BPE(letters, []))
+        tokenizer.decoder = ByteLevel()
+        hf.PreTrainedTokenizerFast.__init__(self, tokenizer_object=tokenizer)
+
+
+GRAMMAR = r"start: /([ -O]{2}(.|\n))*/"
+"""Two tokens of the vocabulary's middle, and one that is free."""
+
+
 @cache
-def tokenizer_of(model: str) -> Any:
-    return load_tokenizer(model) if model == REAL else Letters()
+def tokenizer_of(model: str, grammar: bool) -> Any:
+    if model == REAL:
+        return load_tokenizer(model)
+    return LettersOfGrammar() if grammar else Letters()
 
 
 def problems_of(c: Combination) -> list[Problem]:
@@ -476,11 +501,11 @@ def engine_of(c: Combination, budget_gib: float | None, host_budget_gib: float |
         options["speculation"] = PromptLookup(max_rows=16)
     if c.speculation == "draft_model":
         drafting = runner_of("llama", c.compiled, True)
-        draft = Engine(drafting.model, Letters(), runner=drafting)
+        draft = Engine(drafting.model, tokenizer_of("llama", c.grammar), runner=drafting)
         options["speculation"] = DraftModel(model=draft, max_rows=16)
     return Engine(
         model,
-        tokenizer_of(c.model),
+        tokenizer_of(c.model, c.grammar),
         memory=(MEMORIES | APPROXIMATE_MEMORIES)[c.memory](budget_gib, **sizes),
         sharing=SHARINGS[c.sharing],
         gate=DecodeGate(theta=0.1, r_gap=0.02, min_tokens=3) if c.gate else None,
@@ -506,7 +531,13 @@ def results(
     c: Combination, engine: Engine, problems: Sequence[Problem]
 ) -> Generator[tuple[str, Result], None, None]:
     """Of the problems that were not cancelled, as they end, by their ids."""
-    options = SolveOptions.of(verifier=verifier_of(c), seed=c.seed, end=["bc"], max_tokens=c.spends)
+    options = SolveOptions.of(
+        verifier=verifier_of(c),
+        seed=c.seed,
+        end=[] if c.grammar else ["bc"],
+        max_tokens=c.spends,
+        grammar=GRAMMAR if c.grammar else None,
+    )
     config = SearchConfig.of(search_of(c), engine, options)
     drivers = [
         Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))

@@ -48,6 +48,7 @@ class ActiveSearch:
     for the `result`.
 
     contained: whether an error of its search is this problem's failure, and not raised.
+    question: as verifiers are given it.
     live: the branches that hold keys and values. tree, chats: the record and the conversation of
         each branch that ever was.
     candidates: what the search returned. unpaid: rated branches that were to be continued and for
@@ -73,6 +74,7 @@ class ActiveSearch:
     config: SearchConfig
     tokenizer: Any
     contained: bool = False
+    question: str = field(init=False)
     case: Case = field(init=False)
     steps: SearchSteps = field(init=False)
     live: dict[Branch, None] = field(default_factory=dict)
@@ -96,6 +98,7 @@ class ActiveSearch:
     closing: Branch | None = None
 
     def __post_init__(self) -> None:
+        self.question = self.config.template.told(self.problem.question)
         self.spending = Spending(self.budget, {self.root.model: self.root.usage})
         self.case = self.config.case(self.problem)
         self.steps = steps_of(self.config, self.root, self.case)
@@ -200,7 +203,7 @@ class ActiveSearch:
     def next_part(self, engine: Backend) -> tuple[int, int]:
         """How many of the waiting children the budget pays for now, their rating included, and the
         tokens of each step."""
-        step, rater, question = self.step_tokens, self.config.rater, self.problem.question
+        step, rater, question = self.step_tokens, self.config.rater, self.question
 
         def price(count: int) -> int:
             if self.closing is not None:

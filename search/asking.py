@@ -89,7 +89,7 @@ class AskTell:
         backend = AskedBackend(self._desk, models)
         options = replace(options, verifier=verifier, cancel=self._stopped)
         self._driver = Driver(backend, ProblemAdmission.of(backend), strict=True)
-        config = SearchConfig.of(search, backend, options).for_problem(problem, backend)
+        config = SearchConfig.of(search, backend, options)
         self._index = self._driver.add(problem, config)
         self._go_on()
         if self._checkpoint is not None and (left := sorted(self._desk.before)):

@@ -206,6 +206,8 @@ class Driver(UnderWay):
                 unusable[index] = None
                 continue
             try:
+                config = config.for_problem(problem, self.engine)
+                batch[index] = problem, config
                 prompts[index] = config.template.tokens(problem.question, self.engine.tokenizer)
             except InvalidInput as error:
                 unusable[index] = error

@@ -33,7 +33,7 @@ def rate(run: UnderWay, requests: RateRequests) -> PassEvents:
 
 def price(engine: Backend, active: ActiveSearch, request: Rate) -> int:
     """The most tokens that a rating reads."""
-    return active.config.rater.price(request.branches, active.problem.question, engine)
+    return active.config.rater.price(request.branches, active.question, engine)
 
 
 def _rate(engine: Backend, requests: RateRequests) -> PassEvents:
@@ -79,7 +79,7 @@ def _scores(engine: Backend, requests: RateRequests) -> Passes[list[StepScores |
     if not requests:
         return []
     branches = [branch for _, request in requests for branch in request.branches]
-    questions = [a.problem.question for a, request in requests for _ in request.branches]
+    questions = [a.question for a, request in requests for _ in request.branches]
     meters = [(a, m, replace(m)) for a, _ in requests for m in a.spending.meters.values()]
 
     def forget() -> None:

@@ -172,13 +172,14 @@ def try_verifier(
     rater, branches = Rater(verifier), list[Branch]()
     if asked.messages is not None:
         template = Conversation.of(asked.messages, template)
-    prompt = (template or PromptTemplate()).tokens(asked.question, engine.tokenizer)
+    template = template or PromptTemplate()
+    prompt = template.tokens(asked.question, engine.tokenizer)
     try:
         branches.append(engine.root(prompt))
         branches[0].about = asked.metadata
         branches += engine.fork(branches[0], 1)
         engine.generate(branches[1:], max_tokens, sampling=Sampling(temperature=0))
-        (scores,) = rater.scores(branches[1:], [asked.question], engine)
+        (scores,) = rater.scores(branches[1:], [template.told(asked.question)], engine)
     finally:
         engine.release(branches)
         rater.released(branches)

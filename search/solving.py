@@ -233,8 +233,7 @@ def _events(
         asked = str(problem.question if problem.messages is None else problem.messages)
         repeat = 0 if problem.id else repeats[asked]
         repeats[asked] += not problem.id
-        its = config.for_problem(problem, engine)
-        driver.add(problem, replace(its, repeat=repeat) if repeat else its)
+        driver.add(problem, replace(config, repeat=repeat) if repeat else config)
     yield from driver.events()
 
 

@@ -223,7 +223,8 @@ class Result:
     stopped: what ended the search before it was done: the name of the limit of its budget that ran
         out, or "cancelled"; else None.
     usage_by_model: what each model took of `usage`, by its name; {} where there is one alone.
-    prompt: the text that was sent to the model for the question, None where none was.
+    prompt: the text that was sent to the model for the question, None where none was. A search that
+        writes prompts of its own has others too: a branch's is `tokens[:prompt_length]`.
     pruned: how many other branches there were, and how many of them ended as they should not (see
         `search.recorded_tree.pruned`).
     """

@@ -15,6 +15,7 @@ from ttc.backend import Backend
 from ttc.branch import Branch
 from ttc.checks import Options, Probability
 from ttc.text.answers import extract_answer
+from ttc.text.conversation import last_words
 from ttc.text.numbers import as_number
 from verifiers.equations import (
     MAX_DIGITS,
@@ -59,7 +60,8 @@ class ArithmeticVerifier(Options):
       earlier result, or that it adds where the question subtracts it (or the reverse);
     - `REUSED` for a number that was used up before;
     - `INCONSISTENT` if the stated answer is not the result of the last equation;
-    - `UNUSED` for each number of the question that stands in no equation by then;
+    - `UNUSED` for each number of the question, of a conversation its last one, that stands in no
+      equation by then;
     - `idle` for each step with neither equation nor answer.
     Every equation that holds takes the score `CREDIT` of the way to 1. An equation that a step's
     end cuts off is judged when it is complete.
@@ -94,7 +96,8 @@ class ArithmeticVerifier(Options):
     ) -> list[float]:
         """The score after each step of a solution. answers: the text up to each step's end without
         thoughts, which alone states answers; None where all is answer."""
-        account = _Account(self.neutral, numbers_in(question), stated_operands(question))
+        wanted = set(numbers_in(last_words(question)))
+        account = _Account(self.neutral, numbers_in(question), stated_operands(question), wanted)
         scores, pace = list[float](), 1.0
         rest = before = ""  # what may still become an equation; the answer before the step
         stated: str | None = None
@@ -126,11 +129,13 @@ class ArithmeticVerifier(Options):
 @dataclass
 class _Account:
     """What the equations of a solution come to. given: the question's numbers. signs: see
-    `stated_operands`. left: how often each number may still be used."""
+    `stated_operands`. wanted: those that have to be used. left: how often each number may still be
+    used."""
 
     sound: float
     given: list[Fraction]
     signs: dict[Fraction, int]
+    wanted: set[Fraction]
     penalty: float = 1.0
     left: Counter[Fraction] = field(init=False)
     known: set[Fraction] = field(init=False)
@@ -170,7 +175,7 @@ class _Account:
             if value is None or self.last is None or value not in (self.last.right, self.last.left):
                 penalty *= INCONSISTENT
             if self.last is not None:
-                penalty *= UNUSED ** len(set(self.given) - self.used)
+                penalty *= UNUSED ** len(self.wanted - self.used)
         return self.sound * penalty
 
 

@@ -11,7 +11,8 @@ from ttc.checks import Options, check_is, check_kind
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Verifier, score_range
 from ttc.task import Passes
-from ttc.text.chat import following
+from ttc.text.chat import following, has_template
+from ttc.text.conversation import Conversation, Talk, last_words
 from ttc.text.prompt import PromptTemplate
 
 
@@ -42,12 +43,19 @@ class Elsewhere(Options):
     def score_range(self) -> tuple[float, float]:
         return score_range(self.verifier) or (0.0, 1.0)
 
+    def _prompt(self, question: str) -> list[int]:
+        template, tokenizer = self.template, self.backend.tokenizer
+        if isinstance(question, Talk) and has_template(tokenizer):
+            template = Conversation.of(question.messages, template)
+            question = last_words(question)
+        return template.tokens(question, tokenizer)
+
     @pass_by_pass
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Passes[Sequence[Sequence[float]]]:
         tokenizer, there = self.backend.tokenizer, self.backend
-        prompts = [self.template.tokens(question, tokenizer) for question in questions]
+        prompts = list(map(self._prompt, questions))
         texts = [following(b.text, tokenizer) if b.text else [] for b in branches]
         whole = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
         roots = yield from there.roots(whole, seeds=[0] * len(branches)).passes()

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ttc.branch import Branch
 from ttc.errors import UnsupportedModel
+from ttc.text.chat import chat_text
+from ttc.text.conversation import Talk, chat_of
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout
 from verifiers.side_branches import rated_text
@@ -44,9 +46,12 @@ class OutcomeReward(RewardModel):
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        user = {"role": "user", "content": question}
         answer = {"role": "assistant", "content": "".join(steps)}
-        tokens = self.templated(self.chat([*system, user, answer]))
+        chat = [*system, *chat_of(question), answer]
+        talk = isinstance(question, Talk)  # in roles that the template may not know
+        tokens = self.templated(
+            chat_text(chat, self.tokenizer, begins_answer=False) if talk else self.chat(chat)
+        )
         pad = self.parts[0].config.get_text_config().pad_token_id
         end = len(tokens)
         while end > 1 and tokens[end - 1] == pad:

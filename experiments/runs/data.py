@@ -66,6 +66,11 @@ def graded(task: LoadedTask, result: Result) -> dict[str, Any]:
 def load_task(config: DatasetConfig) -> LoadedTask:
     """The problems of a configuration. A row that cannot be used fails as a problem of its own."""
     task = _load(config)
+    if config.pad_chars and any(problem.messages is not None for problem in task.problems):
+        raise InvalidInput(
+            f"dataset.pad_chars={config.pad_chars} is for questions, and there are conversations; "
+            "leave it out"
+        )
     padded = [replace(p, question=_padded(p.question, config.pad_chars)) for p in task.problems]
     return replace(task, problems=padded)
 

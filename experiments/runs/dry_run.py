@@ -10,6 +10,7 @@ from experiments.runs.private import marked
 from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.errors import number_of
 from ttc.parts import handler
+from ttc.text.conversation import Conversation
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
@@ -23,13 +24,24 @@ def describe(config: DictConfig, template: PromptTemplate, task: LoadedTask) -> 
     tokenizer = tokenizer_of(config)
     thoughts = Thoughts.of(tokenizer, thinking_marks(config))
     mode = config.search.get("thinking", "auto")
-    template, _ = switched(template, mode, tokenizer, thoughts)
-    if (tools := make_tools(config)) is not None:
-        template = handler("tool_use", "chat").of(tools, template, tokenizer).template
+    tools = make_tools(config)
+
+    def asking(template: PromptTemplate) -> PromptTemplate:
+        template, _ = switched(template, mode, tokenizer, thoughts)
+        if tools is None:
+            return template
+        of_tools: PromptTemplate = (
+            handler("tool_use", "chat").of(tools, template, tokenizer).template
+        )
+        return of_tools
+
+    usual = asking(template)
     parts = [OmegaConf.to_yaml(config, resolve=True).rstrip()]
     for problem in task.problems[:SHOWN]:
-        text = template.text(problem.question, tokenizer)
-        tokens = len(template.tokens(problem.question, tokenizer))
+        talk = problem.messages
+        its = usual if talk is None else asking(Conversation.of(talk, template))
+        text = its.text(problem.question, tokenizer)
+        tokens = len(its.tokens(problem.question, tokenizer))
         gold = problem.answer
         if config.dataset.private and not config.run.show_questions:
             gold = marked(gold)

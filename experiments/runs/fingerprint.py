@@ -48,6 +48,7 @@ def data_fingerprint(
 def _parts(problem: Problem) -> list[str]:
     parts = [problem.question, str(problem.answer)]
     names = ("tests", "shown_tests", "packed_tests", "reference", "preamble")
+    parts += [] if problem.messages is None else [repr(problem.messages)]
     return parts + [repr(about) for name in names if (about := problem.metadata.get(name))]
 
 

@@ -40,7 +40,7 @@ def full_record(result: Result, task: LoadedTask, config: DictConfig, engine: Ba
             if ends_some_thought(branch.answer_text):
                 row["thought_unknown"] = True
     if config.dataset.private:
-        without_texts(record, result.problem.metadata.values())
+        without_texts(record, [*result.problem.metadata.values(), result.problem.messages or ""])
     record["truncated_by"] = _truncated_by(result, config.run)
     memory = getattr(engine, "memory", None)  # a backend may keep KV elsewhere
     peak = None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes

@@ -6,11 +6,13 @@ import random
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from experiments.cli.settings import DatasetConfig
 from experiments.runs.orders import LETTERS, lettered
 from experiments.runs.rows import Row
 from experiments.runs.user_code import find
+from search.options import is_one
 from ttc.checks import use_one_of
 from ttc.errors import InvalidInput, MissingPart, refuse
 from ttc.parts import handled, handler, missing_for
@@ -188,15 +190,19 @@ def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
 
 
 def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """Fields `question` and `answer`, and if there are any, an `id` and a worked `solution`."""
+    """Fields `question` (a text, or a conversation as a list of messages) and `answer`, and if
+    there are any, an `id` and a worked `solution`."""
     fields = config.fields
+    asked = fields.question or "question"
+    talk = isinstance(row[asked], list) and is_one(row[asked])
+    question = row[asked] if talk else text_of(row, asked)
     id = row.get("id")
-    return Problem(
-        text_of(row, fields.question or "question"),
-        name if id in (None, "") else str(id),
-        text_of(row, fields.answer or "answer"),
-        _solution(row, fields.solution or "solution"),
-    )
+    about: dict[str, Any] = {
+        "id": name if id in (None, "") else str(id),
+        "answer": text_of(row, fields.answer or "answer"),
+        "metadata": _solution(row, fields.solution or "solution"),
+    }
+    return Problem.of_chat(question, asked, **about) if talk else Problem(question, **about)
 
 
 READERS: dict[str, RowReader] = {

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from search import BestOfN, DiversePrompts, Greedy, ask_tell, asolve, solve, solve_each, stream
+from search.rating import try_verifier
 from tests.helpers.chats import CHATS
 from tests.helpers.engines import bytes_engine
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
@@ -184,6 +185,30 @@ def test_a_template_that_fails_ends_its_problem_alone() -> None:
         solve(SHORT, problem=TALK, engine=bytes_engine(thinker(None)))
 
 
+def test_a_conversation_that_cannot_be_sent_ends_alone_whatever_else_is_asked_for() -> None:
+    """Here its prompt is needed before it begins."""
+    search = Greedy(max_tokens=4, thinking="off")
+    mixed = [Problem("How many?"), Problem.of_chat(TALK)]
+    plain = bytes_engine(thinker(None))
+    raw = PromptTemplate("{question}", raw=True)
+    for local, template, message in (
+        (plain, None, "no chat template"),
+        (engine(), raw, "a conversation goes through"),
+    ):
+        good, failed = solve(search, problem=mixed, engine=local, template=template)
+        assert good.error is None and message in str(failed.error)
+
+
+def test_the_prompt_that_is_shown_begins_as_the_tokens_do() -> None:
+    local = bytes_engine(CHATS["smollm_2"].tokenizer)
+    bos = str(local.tokenizer.bos_token)
+    for talk, template in ((TALK, {}), ("How many?", {}), ("How many?", {"raw": True})):
+        asked = PromptTemplate("{question}", add_bos=True, **template)
+        result = solve(SHORT, problem=talk, engine=local, template=asked)
+        assert local.encode(str(result.prompt)) == sent(result)
+        assert str(result.prompt).startswith(bos) and not str(result.prompt).startswith(2 * bos)
+
+
 @pytest.mark.parametrize("options", [{"raw": True}, {"chat": False}, {"examples": (("a", "b"),)}])
 def test_a_template_that_is_no_chats_is_refused(options: dict[str, Any]) -> None:
     template = PromptTemplate("{question}", **options)
@@ -204,6 +229,11 @@ class Asked:
 
     def __init__(self) -> None:
         self.questions: list[str] = []
+        self.priced: set[str] = set()
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> int:
+        self.priced.update(questions)
+        return 0
 
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
@@ -212,13 +242,32 @@ class Asked:
         return [[0.5]] * len(branches)
 
 
-@pytest.mark.parametrize(
-    ("talk", "question"), [(TALK, "And 2 more?"), (CALLED, "What is 17 * 25?")]
+TOLD = "User: What is 3 + 4?\n\nAssistant: 7\n\nUser: And 2 more?"
+IN_WORDS = (
+    'User: What is 17 * 25?\n\nAssistant: <tool_call>\n{"name": "times", "arguments": {"a": 17}}\n'
+    "</tool_call>\n\nUser: <tool_response>\n425\n</tool_response>"
 )
-def test_verifiers_are_given_the_users_last_message(talk: Any, question: str) -> None:
+
+
+@pytest.mark.parametrize(
+    ("talk", "told"),
+    [
+        (TALK, TOLD),
+        (CALLED, IN_WORDS),
+        (TALK[:1], "What is 3 + 4?"),
+        (WITH_SYSTEM, TOLD.replace("What", "Be brief.\n\nWhat", 1)),
+        ([*WITH_SYSTEM[:1], TALK[0]], "Be brief.\n\nWhat is 3 + 4?"),
+    ],
+)
+def test_verifiers_are_given_the_whole_conversation(talk: Any, told: str) -> None:
+    """In the price and the trial before a run too, and without the words of a template."""
     verifier = Asked()
-    result = solve(BestOfN(n=2, max_tokens=4), problem=talk, engine=engine(), verifier=verifier)
-    assert verifier.questions == [question] * 2 and result.problem.question == question
+    template = PromptTemplate("{question} Think.", system="Be kind.")
+    search = BestOfN(n=2, max_tokens=4)
+    local = engine()
+    solve(search, problem=talk, engine=local, verifier=verifier, template=template, max_tokens=90)
+    try_verifier(verifier, local, Problem.of_chat(talk), template=template)
+    assert set(verifier.questions) == {told} and verifier.priced == {told}
 
 
 @pytest.mark.slow

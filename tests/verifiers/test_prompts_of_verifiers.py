@@ -17,6 +17,7 @@ from tests.helpers.models import small
 from tests.helpers.reward_models import sentence_tokenizer
 from ttc import Engine
 from ttc.branch import Branch
+from ttc.text.conversation import Talk
 from verifiers import (
     LLMJudge,
     MathShepherd,
@@ -166,6 +167,54 @@ def test_the_judge_without_a_chat_template_asks_with_the_tokenizers_special_toke
     )
     tokens = judge.closed(QUESTION, ["four"])
     assert tokens == words(text)["input_ids"] == glm.ids("[gMASK]<sop>" + text)
+
+
+# ---------------------------------------------------------------- conversations
+
+TALK = (
+    {"role": "user", "content": "Ann has 7."},
+    {"role": "assistant", "content": "I see."},
+    {"role": "user", "content": QUESTION},
+)
+
+
+@pytest.mark.parametrize("kind", [LLMJudge, OutcomeReward, ThinkPRM, QwenPRM, RLHFlowPRM])
+def test_a_reward_model_reads_the_whole_conversation(kind: Any) -> None:
+    chat = CHATS["qwen_2_5"]
+    words = tokenizer(
+        (*chat.tokens, "<extra_0>", "+", "-"), "bytes", None, chat.eos, (), (), chat.template
+    )
+    text = words.decode(own(kind, words).closed(Talk.of(TALK), STEPS))
+    places = [text.index(said["content"]) for said in TALK]
+    assert places == sorted(places) and text.rindex(QUESTION) < text.index(STEPS[0])
+
+
+@pytest.mark.parametrize("system", [None, "Be fair."])
+@pytest.mark.parametrize("name", ["llama_3_1", "qwen_2_5", "gemma_2"])
+def test_an_outcome_model_gets_a_conversation_as_a_chat(name: str, system: str | None) -> None:
+    """Gemma's template has no system role: its words go into the user's first turn."""
+    words = CHATS[name].tokenizer
+    whole = [{"role": "system", "content": "Count."}, *TALK]
+    given = {"role": "assistant", "content": "four"}
+    chat: list[Any] = [*([{"role": "system", "content": system}] if system else []), *whole, given]
+    if name == "gemma_2":
+        first = "\n\n".join(m["content"] for m in chat[: -len(TALK)])
+        chat = [{"role": "user", "content": first}, *chat[-len(TALK) :]]
+    expected = words.encode(
+        words.apply_chat_template(chat, tokenize=False), add_special_tokens=False
+    )
+    verifier = own(OutcomeReward, words, system=system)
+    assert verifier.closed(Talk.of(whole), ["four"]) == expected
+
+
+def test_a_fresh_prompt_holds_the_whole_conversation() -> None:
+    chat = CHATS["smollm_2"]
+    backend = Asked(chat.tokenizer)
+    branch = answered(backend, chat, False)
+    SelfVerifier("Sure?", fresh=True).rate([branch], [Talk.of(TALK)], backend)
+    told = f"User: Ann has 7.\n\nAssistant: I see.\n\nUser: {QUESTION}"
+    asked = f"{GRADER}\n\nProblem:\n{told}\n\nSolution:\nfour\n\nSure?"
+    assert backend.scored == [prompt(chat.tokenizer, asked)]
 
 
 # ---------------------------------------------------------------- the self-verifier

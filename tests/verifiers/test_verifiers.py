@@ -17,6 +17,7 @@ from tests.helpers.engines import words_engine
 from tests.helpers.tiers import examples
 from ttc import InvalidInput, UnsupportedModel
 from ttc.branch import Branch
+from ttc.text.conversation import Talk
 from ttc.usage import Usage
 from verifiers import (
     ArithmeticVerifier,
@@ -213,6 +214,19 @@ def test_an_annotated_equation_is_complete_when_it_is_written() -> None:
 def test_powers_of_powers_are_not_computed() -> None:
     assert find_equations("((9^64)^64)^64 = 5") == []
     assert [e.holds for e in find_equations("(2^3)^2 = 64")] == [True]
+
+
+def test_numbers_of_earlier_turns_may_be_used_and_those_of_the_last_one_must() -> None:
+    talk = [
+        {"role": "user", "content": "What is 3 + 4?"},
+        {"role": "assistant", "content": "7"},
+        {"role": "user", "content": "And 2 more?"},
+    ]
+    asked = Talk.of(talk)
+    right = rating("7 + 2 = 9\nThe answer is 9.", question=asked)
+    assert right == rating("7 + 2 = 9\nThe answer is 9.", question="Add 7 and 2.")
+    for wrong in ("3 + 4 = 7\nThe answer is 7.", "5 + 2 = 7\nThe answer is 7."):
+        assert right > rating(wrong, question=asked)
 
 
 RULES = ArithmeticVerifier()

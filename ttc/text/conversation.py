@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from ttc.checks import check_kind, check_known
@@ -12,9 +12,36 @@ from ttc.errors import InvalidInput, refuse
 from ttc.text.chat import has_template
 from ttc.text.encodable import encodable
 from ttc.text.prompt import DefaultWords, PromptTemplate
-from ttc.text.roles import INSTRUCTING, ROLES, Message
+from ttc.text.roles import INSTRUCTING, ROLES, Message, told
 
 PARTS = "a text, or a list of parts such as {'type': 'text', 'text': ...}"
+
+
+class Talk(str):
+    """A conversation as one text, as verifiers are given it.
+
+    messages: the same as a chat, for those that read chats.
+    """
+
+    messages: tuple[Message, ...]
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> Talk:
+        talk = cls(told(messages))
+        talk.messages = tuple(messages)
+        return talk
+
+
+def chat_of(question: str) -> list[Message]:
+    """A question as a chat, of one message where it is no conversation."""
+    if isinstance(question, Talk):
+        return list(question.messages)
+    return [{"role": "user", "content": question}]
+
+
+def last_words(question: str) -> str:
+    """A question alone, without the conversation that it is part of."""
+    return question_of(question.messages) if isinstance(question, Talk) else question
 
 
 @dataclass(frozen=True)
@@ -69,6 +96,9 @@ class Conversation(PromptTemplate):
                 "to /v1/completions)"
             )
         return True
+
+    def told(self, question: str) -> str:
+        return Talk.of(replace(self, instruction="{question}", system=None).messages(question))
 
     def messages(self, question: str) -> list[Message]:
         *before, asked = super().messages(question)

@@ -153,6 +153,10 @@ class PromptTemplate(Options):
             )
         return has_template(tokenizer) and self.chat is not False and not self.raw
 
+    def told(self, question: str) -> str:
+        """The question as verifiers are given it, with the conversation that it is part of."""
+        return question
+
     def messages(self, question: str) -> list[Message]:
         messages: list[Message] = (
             [{"role": "system", "content": self.system}] if self.system else []
@@ -170,6 +174,9 @@ class PromptTemplate(Options):
             text = chat_text(messages, tokenizer, self.options, way_out=self.way_out)
         else:
             text = self._words(self._typed(question, tokenizer))
+        if self.add_bos and (bos := getattr(tokenizer, "bos_token", None)):
+            begun = replace(self, add_bos=False).tokens(question, tokenizer)[:1]
+            text = text if begun == [tokenizer.bos_token_id] else f"{bos}{text}"
         return readable(text, tokenizer)
 
     def _words(self, question: str) -> str:

@@ -64,6 +64,15 @@ def fitted(
     return given
 
 
+def told(messages: Sequence[Message]) -> str:
+    """A chat as one text, for those who read no chats: a user's words where there are no others,
+    else each turn after its role."""
+    turns = _users_joined(_folded(list(map(_in_words, messages))))
+    if len(turns) == 1:
+        return str(turns[0]["content"])
+    return BETWEEN.join(f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns)
+
+
 def _begins_once(bos: str, write: Callable[[Sequence[Message]], str]) -> bool:
     """Whether a chat of two turns has one beginning of sequence."""
     roles = ("user", "assistant", "user")

@@ -11,8 +11,11 @@ import torch
 
 from search import BestOfN, Case, Search, SearchSteps, solve
 from tests.helpers.backends import FakeBackend
-from tests.helpers.engines import make_engine
+from tests.helpers.chats import CHATS
+from tests.helpers.engines import bytes_engine, make_engine
 from tests.helpers.servers import ServedModel, connected
+from tests.helpers.thinking import TURNS, thinker
+from tests.search.test_conversations import TALK
 from ttc import Branch, InvalidInput, Step
 from ttc.backend import Backend, Need
 from ttc.protocols import Expand, Handoff
@@ -88,3 +91,20 @@ def test_what_cannot_rate_is_refused() -> None:
     bare = ServedModel(echo=False, chosen=False)
     with connected(bare) as server, pytest.raises(InvalidInput, match=message):
         Elsewhere(SelfVerifier(), server)
+
+
+def test_a_conversation_is_a_chat_of_the_other_model() -> None:
+    here, there = bytes_engine(thinker(TURNS)), bytes_engine(CHATS["qwen_2_5"].tokenizer)
+    read = list[list[int]]()
+
+    class Reads(EndsWithE):
+        def rate(
+            self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+        ) -> list[list[float]]:
+            read.extend(list(branch.tokens) for branch in branches)
+            return super().rate(branches, questions, backend)
+
+    verifier = Elsewhere(Reads(), there)
+    result = solve(BestOfN(n=1, max_tokens=9), problem=TALK, engine=here, verifier=verifier)
+    text = there.tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
+    assert read == [there.encode(text + result.branches[0].text)]

@@ -195,7 +195,7 @@ def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
     fields = config.fields
     asked = fields.question or "question"
     talk = isinstance(row[asked], list) and is_one(row[asked])
-    question = row[asked] if talk else text_of(row, asked)
+    question: Any = row[asked] if talk else text_of(row, asked)
     id = row.get("id")
     about: dict[str, Any] = {
         "id": name if id in (None, "") else str(id),

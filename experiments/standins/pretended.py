@@ -8,12 +8,12 @@ which computes them. An operation on tensors of several devices fails as it does
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
@@ -21,8 +21,9 @@ CPU = torch.device("cpu")
 aten = torch.ops.aten
 COPIES = {aten.copy_, aten._to_copy, aten._foreach_copy_}
 TAKES_INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
-WHOLE = {aten.scaled_dot_product_attention}
-"""Operations that are not taken apart: PyTorch would look for the processor's own attention."""
+WHOLE = {aten.scaled_dot_product_attention, aten.matmul, aten.linear}
+"""Operations that are not taken apart: PyTorch would look for the processor's own attention, and
+takes long over products."""
 
 
 class PretendedTensor(torch.Tensor):
@@ -59,32 +60,52 @@ class PretendedTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, packet = dict(kwargs or {}), func.overloadpacket
-        if func._can_decompose() and packet not in WHOLE:
+        if packet not in WHOLE and _can_decompose(func):
             return func.decompose(*args, **kwargs)
         if packet is aten.histc:  # CUDA takes whole numbers, a CPU does not
             args = (args[0].float(), *args[1:])
-        place = _place(func, args, kwargs)
+        tensors = [x for x in _leaves((*args, *kwargs.values())) if isinstance(x, Tensor)]
+        place = _place(func, args, tensors)
         if kwargs.get("device") is not None:
             place, kwargs["device"] = _numbered(kwargs["device"]), CPU
         _count(func, args, place)
-        owners = {
-            id(x.numbers): x for x in tree_leaves((args, kwargs)) if isinstance(x, PretendedTensor)
-        }
+        owners = {id(x.numbers): x for x in tensors if isinstance(x, PretendedTensor)}
 
         def wrapped(value: Any) -> Any:
             if not isinstance(value, Tensor) or place.type != NAME:
                 return value
             return owners[id(value)] if id(value) in owners else PretendedTensor(value, place)
 
-        return tree_map(wrapped, func(*tree_map(_numbers, args), **tree_map(_numbers, kwargs)))
+        on_cpu = {name: _mapped(_numbers, value) for name, value in kwargs.items()}
+        return _mapped(wrapped, func(*_mapped(_numbers, args), **on_cpu))
 
 
-def _place(func: Any, args: Any, kwargs: Any) -> torch.device:
+@cache
+def _can_decompose(func: Any) -> bool:
+    return bool(func._can_decompose())
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is in lists and tuples. PyTorch's own functions for it know other kinds too, and take
+    most of an operation's time."""
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(change, part) for part in value])
+    return change(value)
+
+
+def _place(func: Any, args: Any, tensors: list[Tensor]) -> torch.device:
     """Where an operation runs: on the device of all its tensors, or as a copy on that of its
     first."""
     if func.overloadpacket in COPIES:
         return (args[0] if isinstance(args[0], Tensor) else args[0][0]).device
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     place = next(x.device for x in tensors if isinstance(x, PretendedTensor))
     for tensor in tensors:
         movable = tensor.dim() == 0 or (

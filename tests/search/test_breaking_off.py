@@ -54,7 +54,7 @@ class Reads(Length):
     """Runs the model for each branch, a pass of four tokens each time, and goes on for long."""
 
     def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-        for _ in range(10):
+        for _ in range(4):
             backend.score(branches, [[[1, 2, 3, 4, 5, 6, 7, 8, 9]] for _ in branches]).result()
         return super().rate(branches, questions, backend)
 

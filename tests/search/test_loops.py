@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from search import BeamSearch, BestOfN, BudgetForcing, Greedy, SelfConsistency, ask_tell, solve
+from experiments.runs.build import loaded
 from tests.helpers.parts import installed
 from tests.helpers.searches import Costly, all_searches
 from tests.helpers.thinking import OPENING, TURNS, Thinking, circling, thinker
@@ -162,9 +163,10 @@ def test_a_real_model_that_loops_is_stopped_there_alone_and_beside_others() -> N
     """SmolLM2 at temperature 0 often goes in circles."""
     asked: dict[str, Any] = {"template": REAL, "thinking_marks": False}
     search = Greedy(max_tokens=96, temperature=0.0, stop_loops=True)
+    model, tokenizer, runner = loaded("smollm2-135m", "cpu", "float32")
 
     def real(**parts: Any) -> Engine:
-        return Engine.from_pretrained("smollm2-135m", dtype="float32", **parts)
+        return Engine(model, tokenizer, runner=runner, **parts)
 
     engine = real()
     whole = solved(replace(search, stop_loops=False), engine, [*ASKS], **asked)

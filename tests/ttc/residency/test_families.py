@@ -63,14 +63,14 @@ def test_every_family_of_transformers_decodes_under_every_policy_or_is_refused(c
     except small_models.CannotBuild as reason:
         pytest.skip(f"it cannot be built: {reason}"[:120])
     try:
-        Engine(copy.deepcopy(model), Letters())
+        plainest = Engine(copy.deepcopy(model), Letters())
     except TTCError:
         with pytest.raises(TTCError):
             Engine(model, Letters(), memory=Paged(block_tokens=8))
         return
     for policy in POLICIES.values():
         try:
-            engine = Engine(copy.deepcopy(model), Letters(), memory=copy.deepcopy(policy))
+            engine = Engine(plainest.model, Letters(), memory=policy, runner=plainest.runner)
         except UnsupportedModel as refused:
             assert type(model).__name__ in str(refused) or "memory=" in str(refused)
             continue

@@ -117,6 +117,11 @@ ASSISTANT = {
     "num_kv_shared_layers": 4,
     "layer_types": [LOCAL, FULL] * 2,
 }
+DOTS3 = {
+    **dict.fromkeys(["swa_num_attention_heads", "swa_num_key_value_heads"], 4),
+    **dict.fromkeys(["swa_q_lora_rank", "swa_kv_lora_rank"], 16),
+    **{"swa_head_dim": 12, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 6},
+}
 QWEN4 = {
     "layer_types": [LINEAR, "indexed_attention"] * 2,
     **dict.fromkeys(["indexer_n_heads", "indexer_head_dim", "indexer_compress_ratio"], 8),
@@ -150,7 +155,9 @@ BY_HAND: dict[str, dict[str, Any]] = {
             "adapter_in_dim": 32,
             "adapter_out_dim": 32,
         },
+        "text_config": DOTS3,
     },
+    "dots3_note_text": DOTS3,
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma4_assistant": {"text_config": ASSISTANT},
     "gemma4_unified_assistant": {"text_config": ASSISTANT},

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from search import BeamSearch, BestOfN, BudgetForcing, Greedy, SelfConsistency, ask_tell, solve
 from experiments.runs.build import loaded
+from search import BeamSearch, BestOfN, BudgetForcing, Greedy, SelfConsistency, ask_tell, solve
 from tests.helpers.parts import installed
 from tests.helpers.searches import Costly, all_searches
 from tests.helpers.thinking import OPENING, TURNS, Thinking, circling, thinker

@@ -31,9 +31,9 @@ Rows = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    model = tiny()
+    model = tiny(layers=16)
     return {
-        arm: measure(model, Silent(), arm, Case(12, 64, 64, 32, arm not in PRIVATE)) for arm in ARMS
+        arm: measure(model, Silent(), arm, Case(12, 32, 32, 16, arm not in PRIVATE)) for arm in ARMS
     }
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import warnings
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from ttc import (
     Sharing,
     Tool,
 )
+from ttc.model.runner_choice import runner_for
 from ttc.tools.base import Tools
 
 MEMORIES: Any = (Resident, BeamGroups, Paged, Headwise, Layerwise, Capture)
@@ -117,20 +119,27 @@ def beside(seed: int, problems: int) -> Beside:
 DRAFTS = ("prompt_lookup", "draft_model")
 
 
+@lru_cache(maxsize=1)
+def checked(*asked: Any) -> tuple[Any, Any]:
+    """A caller's tokenizer and what runs its model in one engine after the other."""
+    own, model = caller(*asked)
+    return own, runner_for(model)
+
+
 def engine_of(a: Asked, b: Beside, budget_gib: float | None) -> Engine:
     asked = a.syntax, a.opens, a.special, a.cuts
-    own, model = caller(*asked)
+    own, runner = checked(*asked)
     options: dict[str, Any] = {}
     if b.order is not None:
         options["cache"] = BlockCache(b.capacity, block_tokens=4, order=b.order)
     for drafts in installed("speculation", b.drafts or "none"):
-        model_of: Any = {"model": Engine(caller(*asked)[1], own)}
-        given = model_of if b.drafts == "draft_model" else {}
-        options["speculation"] = drafts(max_rows=16, **given)
+        beside: Any = {"model": Engine(caller(*asked)[1], own)} if b.drafts == "draft_model" else {}
+        options["speculation"] = drafts(max_rows=16, **beside)
     sizes: Any = {} if b.memory is Resident else {"block_tokens": 16}
     return Engine(
-        model,
+        runner.model,
         own,
+        runner=runner,
         memory=b.memory(budget_gib, **sizes),
         sharing=Sharing(b.shared),
         prefill_tokens=b.prefill_tokens,

@@ -162,7 +162,7 @@ ASKS = ("1 2 3 1 2 3 1 2 3", "The sea, the sea,", "I am", "The dog and the cat")
 def test_a_real_model_that_loops_is_stopped_there_alone_and_beside_others() -> None:
     """SmolLM2 at temperature 0 often goes in circles."""
     asked: dict[str, Any] = {"template": REAL, "thinking_marks": False}
-    search = Greedy(max_tokens=96, temperature=0.0, stop_loops=True)
+    search = Greedy(max_tokens=64, temperature=0.0, stop_loops=True)
     model, tokenizer, runner = loaded("smollm2-135m", "cpu", "float32")
 
     def real(**parts: Any) -> Engine:
@@ -180,10 +180,9 @@ def test_a_real_model_that_loops_is_stopped_there_alone_and_beside_others() -> N
         if at is not None:
             assert best.tokens[:at] == full.best.tokens[:at]
             assert len(best.tokens) == at
-    assert any(ends)
-    for parts, options in (PARTS[1], PARTS[-1]):
-        together = solved(search, real(**parts), [*ASKS], **asked, **options)
-        assert list(map(seen, together)) == list(map(seen, alone))
+    assert any(ends) and None in ends
+    together = solved(search, real(**PARTS[-1][0]), [*ASKS], **asked)
+    assert list(map(seen, together)) == list(map(seen, alone))
 
 
 def test_backends_that_cannot_look_say_so() -> None:

@@ -224,13 +224,14 @@ def test_replies_are_the_same_whole_streamed_and_beside_others(syntax: str, open
     with serving(Engine(model, own)) as client:
         alone = [reply(client, seed, False) for seed in range(4)]
     assert any(calls for _, calls, _ in alone)
-    parts: list[Any] = [{"memory": BeamGroups(block_tokens=16), "cache": BlockCache(1)}]
-    parts += [{"speculation": lookup()} for lookup in installed("speculation", "prompt_lookup")]
-    for part in parts:
-        engine = Engine(caller(syntax, opens)[1], own, **part)
-        with serving(engine) as client, ThreadPoolExecutor(8) as threads:
-            replies = list(threads.map(reply, [client] * 8, [*range(4)] * 2, [False, True] * 4))
-        assert replies == alone * 2
+    parts: dict[str, Any] = {"memory": BeamGroups(block_tokens=16), "cache": BlockCache(1)}
+    for lookup in installed("speculation", "prompt_lookup"):
+        parts["speculation"] = lookup()
+    engine = Engine(caller(syntax, opens)[1], own, **parts)
+    with serving(engine) as client, ThreadPoolExecutor(8) as threads:
+        streamed = [False, True] * 2 + [True, False] * 2
+        replies = list(threads.map(reply, [client] * 8, [*range(4)] * 2, streamed))
+    assert replies == alone * 2
 
 
 def test_responses_call_tools_too() -> None:

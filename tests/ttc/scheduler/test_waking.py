@@ -4,6 +4,7 @@ back beside them."""
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -76,14 +77,17 @@ def together(engine: Engine) -> list[Branch]:
     return [branch for branches in (*problems, forks) for branch in branches]
 
 
+@cache
+def most_bytes(family: str) -> int:
+    engine = Engine(model_of(family), Letters())
+    assert_nothing_left(engine, together(engine))
+    return engine.memory.device.peak_bytes
+
+
 def check(family: str, order: str, policy: str, share: float | None, **options: Any) -> Engine:
     """share: the budget, of what the program takes at most without one."""
     model = model_of(family)
-    budget = None
-    if share is not None:
-        engine = Engine(model, Letters())
-        assert_nothing_left(engine, together(engine))
-        budget = share * engine.memory.device.peak_bytes / 2**30
+    budget = None if share is None else share * most_bytes(family) / 2**30
     blocks = {} if policy in ("resident",) else {"block_tokens": 8}
     memory = POLICIES[policy](budget, **blocks)
     cache = BlockCache(3, block_tokens=4, order=order)

@@ -81,10 +81,17 @@ def test_nothing_imports_a_part_but_what_is_deleted_with_it(part: str) -> None:
             assert not inside, f"{file} imports {name} of the part {part}"
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[parts.Warm]:
+    process = parts.Warm()
+    yield process
+    process.close()
+
+
 @pytest.mark.slow
 @PARTS
-def test_all_else_works_without_a_part(part: str) -> None:
-    assert parts.tried(part, parts.checks()) == {}
+def test_all_else_works_without_a_part(part: str, warm: parts.Warm) -> None:
+    assert parts.tried(part, parts.checks(), warm) == {}
 
 
 def test_a_part_is_deleted_in_a_copy_alone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ each part for it.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -94,6 +95,36 @@ COLLECTING = """
 import pytest
 
 sys.exit(pytest.main(["-n", "0", "--collect-only", "-qq"]))
+"""
+
+WARM = """
+import importlib, json, os, sys, traceback
+
+for name in json.loads(sys.stdin.readline()):
+    try:
+        importlib.import_module(name)
+    except Exception:
+        pass
+for line in sys.stdin:
+    folder, program, arguments = json.loads(line)
+    if not (child := os.fork()):
+        os.chdir(folder)
+        output = os.open("output.txt", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.path.insert(0, folder)
+        sys.argv[1:] = arguments
+        code = 1
+        try:
+            exec(program, {"__name__": "__main__"})
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else print(end.code) or 1
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -182,8 +213,44 @@ def checks(types: bool = False, tests: bool = False) -> Iterator[tuple[str, list
         yield "tests", [python, "-m", "pytest", "-m", "not slow"]
 
 
-def tried(part: str, commands: Iterable[tuple[str, Sequence[str]]]) -> dict[str, str]:
-    """The outputs of the commands that fail without a part."""
+class Warm:
+    """A process that has imported the packages of others that this one has. It forks for each
+    program of ours, so that none imports them anew."""
+
+    def __init__(self) -> None:
+        own = {*PACKAGES, "tests", "conftest", "__main__"}
+        rewritten = {"pytest", "_pytest", "hypothesis", "anyio", "xdist", "pytest_timeout"}
+        others = [m for m in list(sys.modules) if m.partition(".")[0] not in own | rewritten]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WARM],
+            cwd=tempfile.gettempdir(),
+            env=os.environ | {"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._tell(others)
+
+    def run(self, folder: str, program: str, arguments: Sequence[str]) -> str | None:
+        """Run a program in a copy of the project. Returns its output if it fails."""
+        assert self.process.stdout is not None
+        self._tell([folder, program, list(arguments)])
+        failed = self.process.stdout.readline().strip() != "0"
+        return Path(folder, "output.txt").read_text(encoding="utf-8") if failed else None
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _tell(self, value: Any) -> None:
+        assert self.process.stdin is not None
+        print(json.dumps(value), file=self.process.stdin, flush=True)
+
+
+def tried(
+    part: str, commands: Iterable[tuple[str, Sequence[str]]], warm: Warm | None = None
+) -> dict[str, str]:
+    """The outputs of the commands that fail without a part. warm: runs programs of Python."""
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -191,6 +258,10 @@ def tried(part: str, commands: Iterable[tuple[str, Sequence[str]]]) -> dict[str,
         delete(part, folder)
         environment = os.environ | {"PYTHONPATH": name, "PYTHONDONTWRITEBYTECODE": "1"}
         for what, command in commands:
+            if warm is not None and command[1] == "-c":
+                if (output := warm.run(name, command[2], command[3:])) is not None:
+                    failed[what] = output
+                continue
             done = subprocess.run(
                 command, cwd=name, env=environment, capture_output=True, text=True, timeout=3600
             )

@@ -240,7 +240,7 @@ class Warm:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(timeout=60)
 
     def _tell(self, value: Any) -> None:
         assert self.process.stdin is not None

@@ -3,17 +3,20 @@
 
 import ast
 import importlib
+import inspect
 import re
 import sys
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from experiments.cli.choices import FOLDERS, choices, public_classes, written
+from experiments.cli.choices import choices, written
 from experiments.runs.schema import GROUPS
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished
+from ttc.lazy import FOLDERS, public_classes
 
 PACKAGES = ("ttc", "search", "verifiers")
 
@@ -87,20 +90,40 @@ def test_every_public_name_is_the_one_that_type_checkers_see(name: str) -> None:
         assert public in dir(package)
 
 
-def test_a_public_search_verifier_or_policy_is_a_choice_by_the_name_of_its_file() -> None:
-    """So that a new one is written down in its file and in its package's list, and nowhere else."""
+def test_a_search_verifier_policy_or_backend_is_a_choice_by_the_name_of_its_file() -> None:
+    """So that a new one is written down in its file, and nowhere else."""
     for group, folder in FOLDERS.items():
-        known = GROUPS[group]
-        assert {*public_classes(folder)} <= {*known.choices} <= {*choices(group)}
-        for choice, name in public_classes(folder).items():
+        known, found = GROUPS[group], public_classes(folder)
+        assert {*found} <= {*known.choices} <= {*choices(group)}
+        for choice, place in found.items():
             target = known.choices[choice]
-            assert target.__name__ == name and target.__module__.startswith(f"{folder}.{choice}")
+            assert place == f"{target.__module__}:{target.__name__}"
+            assert place.startswith(f"{folder}.{choice}")
             assert known.base is None or issubclass(target, known.base)
+        assert known.base is None or forgotten(folder, known.base, found.values()) == []
     assert not {"base", "driver", "reward_model"} & {
         *choices("search"),
         *choices("verifier"),
         *choices("memory"),
     }
+
+
+def forgotten(folder: str, base: type, found: Collection[str]) -> list[str]:
+    """The classes that are of this kind, can be made, and say nowhere where to use them."""
+    file = importlib.import_module(folder).__file__
+    modules = [f"{folder}.{path.stem}" for path in Path(str(file)).parent.glob("[!_]*.py")]
+    others = {
+        "ttc.residency.base:Residency",
+        "ttc.residency.offloading:Offloading",
+        "ttc.remote.backend:RemoteBackend",
+    }
+    return [
+        place
+        for module in modules
+        for name, kind in vars(importlib.import_module(module)).items()
+        if isinstance(kind, type) and issubclass(kind, base) and kind.__module__ == module
+        if not inspect.isabstract(kind) and (place := f"{module}:{name}") not in {*others, *found}
+    ]
 
 
 def test_a_choice_needs_no_file_in_conf() -> None:

@@ -6,17 +6,30 @@ A package lists them once, as the imports that type checkers see:
         from search.beam_search import BeamSearch as BeamSearch
 
     __getattr__, __dir__, __all__ = lazy_names(__name__)
+
+Classes of the folders below that say in their docstrings where to use them need no such line, but
+for type checkers.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+FOLDERS = {
+    "search": "search",
+    "verifier": "verifiers",
+    "memory": "ttc.residency",
+    "backend": "ttc.remote",
+}
+"""The folder of each kind of thing that is chosen by the name of its file."""
+WHEN = "Use it where"
 
 
 def public_names(package: str) -> dict[str, str]:
@@ -25,6 +38,19 @@ def public_names(package: str) -> dict[str, str]:
     root = _folder(package).parent
     listed = listed_names(package)
     return {name: home for name, home in listed.items() if _file(root, home).exists()}
+
+
+def public_classes(folder: str) -> dict[str, str]:
+    """Where the classes are that say where to use them, "module:class", by the names of their
+    files."""
+    found = {}
+    for place in getattr(find_spec(folder), "submodule_search_locations", None) or ():
+        for file in sorted(Path(place).glob("*.py")):
+            before, said, _ = file.read_text(encoding="utf-8").partition(f"    {WHEN}: ")
+            names = re.findall(r"^class (\w+)", before, re.MULTILINE)
+            if said and names:
+                found[file.stem.removesuffix("_verifier")] = f"{folder}.{file.stem}:{names[-1]}"
+    return found
 
 
 def _folder(package: str) -> Path:
@@ -49,12 +75,20 @@ def listed_names(package: str) -> dict[str, str]:
     return homes
 
 
+def _in_folders(package: str) -> dict[str, str]:
+    folders = [folder for folder in FOLDERS.values() if folder.partition(".")[0] == package]
+    places = [place for folder in folders for place in public_classes(folder).values()]
+    return {name: module for module, _, name in (place.partition(":") for place in places)}
+
+
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__` and `__dir__` (PEP 562) and `__all__` of a package. A name is kept there after
     its first use."""
     homes = public_names(package)
 
     def load(name: str) -> Any:
+        if name not in homes:
+            homes.update(_in_folders(package))
         if name not in homes and (home := listed_names(package).get(name)) is not None:
             from ttc.parts import missing
 

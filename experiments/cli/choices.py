@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
-from ttc.lazy import public_names
+from ttc.lazy import FOLDERS, WHEN, public_classes
 from ttc.parts import handled
-
-FOLDERS = {"search": "search", "verifier": "verifiers", "memory": "ttc.residency"}
-"""The groups whose choices are the public classes of a folder, each by the name of its file."""
-
 
 OTHERS = {
     "model": ("hf",),
@@ -31,14 +28,14 @@ def choices(group: str) -> list[str]:
     return sorted({*written(group), *classes, *OTHERS.get(group, ()), *handled().get(group, ())})
 
 
-def public_classes(folder: str) -> dict[str, str]:
-    """The public classes that a folder's files define, by the names of their choices."""
-    homes = public_names(folder.partition(".")[0])
-    return {
-        file.rpartition(".")[2].removesuffix("_verifier"): name
-        for name, file in homes.items()
-        if name[0].isupper() and file.rpartition(".")[0] == folder and not file.endswith(".base")
-    }
+def unmarked(group: str, name: str) -> str:
+    """What to tell of a name that is no choice, where the folder has such a file."""
+    folder = FOLDERS.get(group)
+    if folder is None or not name.isidentifier() or find_spec(folder) is None:
+        return ""
+    if find_spec(f"{folder}.{name}") is None:
+        return ""
+    return f'; {folder}.{name} is none until a class of it says "{WHEN}: ..." in its docstring'
 
 
 def written(group: str) -> list[str]:

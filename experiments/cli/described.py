@@ -31,7 +31,7 @@ def described(kind: Any) -> dict[str, str]:
 def first_sentence(kind: type) -> str:
     """What the docstring begins with, without the full stop."""
     paragraph = " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
-    return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0].removesuffix(".")
+    return re.split(r"(?<=\.) (?!\d)", paragraph, maxsplit=1)[0].removesuffix(".")
 
 
 def help_lines(

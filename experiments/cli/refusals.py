@@ -21,6 +21,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from experiments.cli.choices import unmarked
 from experiments.cli.removed import removal, removed_setting
 from ttc.checks import PLAIN, use_one_of
 from ttc.errors import TTCError
@@ -99,7 +100,7 @@ def _unknown_choice(error: MissingConfigException) -> str:
         return str(error).splitlines()[0]
     path = PurePosixPath(error.missing_cfg_file or "")
     group, name = str(path.parent), path.name
-    unknown = f"{group}={name} is unknown; {use_one_of(name, choices)}"
+    unknown = f"{group}={name} is unknown; {use_one_of(name, choices)}{unmarked(group, name)}"
     return removal(group, name) or missing_for(f"{group}={name}") or unknown
 
 

@@ -6,7 +6,7 @@ import gc
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.escapes import resolve_escapes
@@ -186,6 +186,9 @@ def make_tools(config: DictConfig) -> Any:
 def make_backend(config: DictConfig) -> Backend:
     if not is_remote(config):
         return make_engine(config)
+    if own_backend(config) is not None:
+        own: Backend = _made(config.backend)
+        return own
     name = config.model.name
     source = source_options(config)
     tokenizer = tokenizer_of(config)
@@ -194,7 +197,7 @@ def make_backend(config: DictConfig) -> Backend:
         asked = load_generation_config(name, **source)
         settings = GenerationSettings.of(asked, len(tokenizer))
     connect = handler("connect", "backend")
-    backend = connect(instantiate(config.backend), tokenizer, settings)
+    backend = connect(_made(config.backend), tokenizer, settings)
     say_settings(settings)
     say(
         f"{backend.capabilities.model} at {config.backend.base_url}: "
@@ -209,12 +212,19 @@ DEFAULTS = {"memory": Resident, "sharing": Sharing}
 
 
 def is_remote(config: DictConfig) -> bool:
+    """Whether texts are written by something else than an engine of this process."""
     return bool(config.backend.get("_target_"))
 
 
+def own_backend(config: DictConfig) -> type[Backend] | None:
+    """The class that is configured, if it is a backend with a tokenizer and not an address."""
+    found = get_class(config.backend._target_) if is_remote(config) else None
+    return found if found is not None and issubclass(found, Backend) else None
+
+
 def check_backend(config: DictConfig) -> None:
-    """Raise InvalidInput for settings of the engine of this machine where a server runs the
-    model."""
+    """Raise InvalidInput for settings of the engine of this machine where something else writes
+    the texts."""
     if not is_remote(config):
         return
     plain = {"device": "auto", "dtype": "auto", "device_map": None}
@@ -229,18 +239,22 @@ def check_backend(config: DictConfig) -> None:
             default = OmegaConf.structured(schema_of(DEFAULTS[group]))
         if config[group] != default:
             unused.append(group)
+    own = own_backend(config) is not None
     if unused:
         raise InvalidInput(
-            f"backend={config.backend._target_}: the server decides about {', '.join(unused)}; "
-            "leave that out here and set it where the server is started"
+            f"backend={config.backend._target_}: the {'backend' if own else 'server'} decides "
+            f"about {', '.join(unused)}; leave that out"
+            + ("" if own else " here and set it where the server is started")
         )
-    instantiate(config.backend)  # refuses wrong settings before anything is loaded
+    if not own:
+        _made(config.backend)  # refuses wrong settings before anything is loaded
 
 
 def make_engine(config: DictConfig) -> Engine:
     if is_remote(config):
         raise InvalidInput(
-            "a server cannot do this; it needs the model on this machine: use backend=local"
+            f"backend={config.backend._target_} cannot do this; it needs the model on this "
+            "machine: use backend=local"
         )
     name, dtype = config.model.name, config.model.dtype
     source = source_options(config) | {"quantized": config.model.quantized}
@@ -267,6 +281,8 @@ def make_engine(config: DictConfig) -> Engine:
 
 def tokenizer_of(config: DictConfig) -> Any:
     """The tokenizer that the run's backend has, without its model."""
+    if own_backend(config) is not None:
+        return make_backend(config).tokenizer
     tokenizer = load_tokenizer(config.model.name, **source_options(config))
     return SplitSpecialTokens(tokenizer) if config.model.split_special_tokens else tokenizer
 

@@ -20,6 +20,7 @@ from experiments.runs.build import (
     make_backend,
     make_search,
     make_template,
+    own_backend,
     resolved,
     solve_options,
 )
@@ -114,7 +115,9 @@ class Job:
         problems = number_of(self.total, "problem")
         if (orders := config.dataset.orders) > 1:
             problems += f" (each question in {orders} orders of its choices)"
-        yield f"{title}, {config.model.name}, {config.dataset.name}: {problems}{part}"
+        own = own_backend(config)
+        model = config.model.name if own is None else own.__name__
+        yield f"{title}, {model}, {config.dataset.name}: {problems}{part}"
         if (why := misfit(self.verifier, config.dataset.answer_kind)) is not None:
             yield why
         asked = [p for p in self.task.problems if "order_of" not in p.metadata]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
-from importlib import import_module
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -13,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import search
 import ttc
-from experiments.cli.choices import public_classes, written
+from experiments.cli.choices import written
 from experiments.cli.settings import (
     SETTINGS,
     CalibrateConfig,
@@ -26,7 +25,8 @@ from experiments.runs.default_verifier import default_verifier
 from experiments.runs.run_name import register_names
 from ttc.approximate.early_exit import ExitRule
 from ttc.checks import check_limits
-from ttc.parts import handlers, missing
+from ttc.lazy import public_classes
+from ttc.parts import handlers, load, missing
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
 from ttc.text.prompt import words_for
@@ -59,8 +59,7 @@ class Config:
 
 
 def classes(folder: str) -> dict[str, type]:
-    package = import_module(folder.partition(".")[0])
-    return {choice: getattr(package, name) for choice, name in public_classes(folder).items()}
+    return {choice: load(place) for choice, place in public_classes(folder).items()}
 
 
 SEARCHES = classes("search")
@@ -97,6 +96,7 @@ GROUPS = {
     "cache": Group(CACHES, ttc.BlockCache),
     "sharing": Group(SHARING, ttc.Sharing),
     "gate": Group(GATES, ttc.DecodeGate),
+    "backend": Group({**handlers("backend"), **classes("ttc.remote")}, ttc.Backend),
     **{name: Group(handlers(name), base) for name, base in handlers("group").items()},
 }
 

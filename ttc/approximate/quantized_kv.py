@@ -29,13 +29,15 @@ SCALE_BYTES = 4
 
 @dataclass
 class QuantizedKV(Resident):
-    """Everything on the device, where a number of keys and values is kept in one byte; what a
-    branch writes stays as the model computes it until its step is over or its room is full.
+    """As `resident`, with keys and values in 8 bits (approximate). What a branch
+    writes stays as the model computes it until its step is over or its room is full.
 
     kind: "int8", or "fp8" for float8_e4m3fn. Either way each token of each head has a scale, a
     float32 by which its largest number becomes the kind's largest.
 
     Other models in the same tiers, as a reward model, keep theirs as it is.
+
+    Use it where: half of the memory matters more than the last digits.
     """
 
     kind: CodecKind = "int8"

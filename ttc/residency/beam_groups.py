@@ -23,7 +23,7 @@ WRITTEN_TOGETHER = 8
 
 @dataclass
 class BeamGroups(Offloading):
-    """Each group decodes its whole step with its KV resident, so KV moves once a step, not once a
+    """Branches decode a whole step in groups whose KV fits, so KV moves once a step, not once a
     token (LBS section 4). What has to leave for the next group is written back while the one before
     it decodes, and so are the tokens that a group makes where another one follows; the capacity is
     read again at every step.
@@ -33,6 +33,8 @@ class BeamGroups(Offloading):
     prefetch: groups of equal size, the next one's storages (or copies) fetched into the room that
         is left. Off by default: on a CPU it takes as long or longer, and on a GPU it was not
         measured.
+
+    Use it where: there are many branches.
     """
 
     block_tokens: int = 128

@@ -35,10 +35,11 @@ LOSES = (
 
 @dataclass
 class Capture(Offloading):
-    """KV blocks and ACT blocks (CAPTURE, section IV), of which a storage is one. An ACT block holds
-    the input of a layer's K and V projections, and its KV is generated for each pass. KV blocks
-    live on the host. The device holds ACT blocks as far as there is room, what a step writes, and
-    what a pass fetches or generates; other ACT blocks live on the host.
+    """Part of the blocks are kept as activations, from which the device computes keys and values
+    (CAPTURE, section IV). A storage is a KV block, or an ACT block, which holds the input of a
+    layer's K and V projections. KV blocks live on the host. The device holds ACT blocks as far as
+    there is room, what a step writes, and what a pass fetches or generates; other ACT blocks live
+    on the host.
 
     act_share: the part of each branch's tokens that ACT blocks hold; None for what Algorithm 1
         chooses by times measured on this machine: none where they gain less than a quarter by these
@@ -48,6 +49,8 @@ class Capture(Offloading):
         as they come.
 
     A layer whose ACT block would be no smaller than its KV block keeps KV alone; `reason` says so.
+
+    Use it where: the link is slow beside the device, and the model has multi-head attention.
     """
 
     act_share: Probability | None = None

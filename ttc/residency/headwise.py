@@ -20,16 +20,17 @@ from ttc.residency.streaming_heads import load_streaming_heads
 
 @dataclass
 class Headwise(Offloading):
-    """Head groups of one layer at a time through ping-pong buffers (HeadInfer section 2, Eq. 8;
-    appendix D.1).
+    """All KV on the host; head groups of one layer at a time on the device (HeadInfer section 2,
+    Eq. 8; appendix D.1). Two of them lie in ping-pong buffers, beside what a step writes.
 
-    The device holds two head groups of one layer, and what the branches of a step write.
     head_group: KV heads fetched together; None for as many as fit the budget twice (adaptive).
     streaming_heads: approximate: a file of `python -m experiments.heads MODEL TEXT OUT`, made on a
         text like yours, that names heads which see the first and the last tokens of their branch
         alone, within the model's own window; these tokens stay on the device while a step decodes,
         if there is room (appendix D).
     sink_tokens: the first tokens that these heads see. window_tokens: the last ones.
+
+    Use it where: one context is very long.
     """
 
     head_group: PositiveInt | None = None

@@ -17,12 +17,14 @@ from ttc.tree.segment import Segment
 
 @dataclass
 class Layerwise(Offloading):
-    """All branches advance together, as many whole layers resident as fit (LBS Eq. 1), the others
+    """Whole layers move, once for every token (LBS Eq. 1). As many as fit stay; the others are
     fetched as each is computed and, with `prefetch`, while the one before it is: two layers of the
     budget are buffers then. New KV of these goes to the host at once.
 
     shared: KV that branches share moves once; off, each branch's copy moves and is charged, as in
         LBS's baseline.
+
+    Use it where: a baseline of the papers is needed.
     """
 
     shared: bool = True

@@ -12,11 +12,13 @@ from ttc.tree.segment import Segment
 
 @dataclass
 class Paged(Offloading):
-    """Pages of `block_tokens` tokens (HELM section 4.2.2, Algorithm 3): context is bounded by host
-    memory.
+    """Pages of `block_tokens` tokens; those used longest ago leave first, and attention streams
+    them back (HELM section 4.2.2, Algorithm 3).
 
     watermark: the fullness of the device at which the pages that were used longest ago are written
         to the host. They leave when their room is needed, so that new KV finds it without waiting.
+
+    Use it where: one context is long.
     """
 
     watermark: Share = 0.8

@@ -14,8 +14,12 @@ from ttc.residency.base import Paths, Residency, free_device_bytes
 
 @dataclass
 class Resident(Residency):
-    """All KV on the device. A budget too small for a step's first tokens is refused before these
-    are computed, with the least bytes that they take."""
+    """All KV on the device; branches that do not fit together decode in turn, and what they let go
+    of meanwhile is computed again. A budget too small for a step's first tokens is refused before
+    these are computed, with the least bytes that they take.
+
+    Use it where: it fits.
+    """
 
     def try_step(self, paths: Paths, tokens: int) -> None:
         """Without a budget the limit is what the machine has; beyond it branches take turns. With

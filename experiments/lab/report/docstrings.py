@@ -16,11 +16,10 @@ from experiments.runs.schema import PLACEMENTS, POLICIES, RATERS, SEARCHES
 from search.base import StepwiseSearch
 from search.budget import LIMITS, Budget
 from ttc.checks import allowed, option_hints
+from ttc.lazy import WHEN
 from ttc.remote.endpoint import Endpoint
 from ttc.sampling import Sampling
 from ttc.tools.base import Tools
-
-WHEN = "Use it where"
 
 OF_PROMPTS = (
     *("instruction", "raw", "system", "chat", "chat_options", "keep_generated", "examples"),
@@ -34,7 +33,7 @@ def searches() -> str:
     known = [name for members in FAMILIES.values() for name in members]
     rows = [
         (f"`{name}`", first_sentence(SEARCHES[name]), *labelled(SEARCHES[name], "Tokens", WHEN))
-        for name in sorted(SEARCHES, key=known.index)
+        for name in dict.fromkeys([*known, *SEARCHES])
     ]
     return table(("search", "what it does", "generated tokens, at most", "use it where"), rows)
 
@@ -53,6 +52,16 @@ def budgets() -> str:
     words = described(Budget)
     rows = [(f"`{name}`", words[name]) for name in LIMITS]
     return table(("limit", "what it means"), rows)
+
+
+def policies() -> str:
+    """A row for each policy of the memory that is named, not chosen."""
+    rows = [
+        (f"`{name}`", first_sentence(policy), *labelled(policy, WHEN))
+        for name, policy in POLICIES.items()
+        if name != "auto"
+    ]
+    return table(("`memory=`", "what it does", "use it where"), rows)
 
 
 def memory() -> str:

@@ -180,7 +180,7 @@ LISTS: dict[str, dict[str, Callable[[], str]]] = {
         "prompts": docstrings.prompts,
     },
     "docs/verifiers.md": {"verifiers": docstrings.verifiers},
-    "docs/memory.md": {"memory": docstrings.memory},
+    "docs/memory.md": {"policies": docstrings.policies, "memory": docstrings.memory},
     "docs/placement.md": {"placement": docstrings.placement, "auto": docstrings.auto},
     "docs/remote.md": {"backend": docstrings.backend},
     "docs/tools.md": {"tools": docstrings.tools},

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
+from experiments.runs.schema import classes
 from tests.helpers.engines import make_engine
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, FEW, build
@@ -20,13 +21,19 @@ from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.residency.beam_groups import BeamGroups
+from ttc.residency.capture import Capture
 from ttc.residency.headwise import Headwise
 from ttc.residency.layerwise import Layerwise
 from ttc.residency.offloading import Offloading
 from ttc.residency.paged import Paged
 
 POLICIES: dict[str, tuple[type[Offloading], dict[str, Any], float]] = {
-    # options, and the budget as a share of what the tree takes resident
+    # options, and the budget as a share of what the tree takes resident; of new policies these
+    **{
+        name: (kind, {"block_tokens": 8}, 0.7)
+        for name, kind in classes("ttc.residency").items()
+        if issubclass(kind, Offloading) and kind is not Capture
+    },
     "layerwise": (Layerwise, {}, 0.75),
     "layerwise, one buffer": (Layerwise, {"prefetch": False}, 0.55),
     "layerwise, private": (Layerwise, {"shared": False}, 1.2),

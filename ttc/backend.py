@@ -23,6 +23,8 @@ from ttc.usage import Usage
 
 if TYPE_CHECKING:
     from ttc.model.limits import ModelLimits
+else:
+    ModelLimits = Any  # its module takes seconds; a dataclass of a backend has its hints read
 
 Tokens = Sequence[int]
 Purpose = Literal["prompt", "verifier", "recompute"]

@@ -86,7 +86,6 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/benchmarks.md": {
         "prefix": ("prefix", _part_of(_beside_generate, ("processor",))),
         "quantized": ("quantized", _part_of(quantized.short_table, lines="Q4_K_M")),
-        "quantized_avx2": ("quantized_avx2", _part_of(quantized.short_table, lines="Q4_K_M")),
         "search_steps": ("search", _part_of(search_tables.steps_table, STEPS)),
         "memory_time": (
             "memory",

@@ -191,10 +191,8 @@ class ActiveSearch:
         self.waiting, self.children = request.parents(), []
         if not self.waiting:
             return
-        if self.spending.tool_calls_left == 0:
-            self.run_out("max_tool_calls")
-        elif self.spending.expansions_left == 0:
-            self.run_out("max_calls")
+        if (why := self.spending.spent_calls) is not None:
+            self.run_out(why)
         else:
             self.spending.expansions += 1
 
@@ -393,10 +391,6 @@ class ActiveSearch:
         if thoughts is not None:
             end = chat.template.end_of_prompt(chat.question, tokenizer, chat.said)
             branch.begin_turn(chat.start, thoughts.begun(branch.tokens[: chat.start], end))
-
-    def released(self, branches: Iterable[Branch]) -> list[Branch]:
-        """Those of the branches that are not kept for the search, no longer live."""
-        return self.retire(branch for branch in branches if branch not in self.unpaid)
 
     def retire(self, branches: Iterable[Branch]) -> list[Branch]:
         """Those of the branches that were live, no longer so."""

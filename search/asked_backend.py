@@ -40,13 +40,17 @@ class Told:
     tokens: int | None = None
 
 
+NO_STEP = Step(0)
+"""Of a score, which asks for no text."""
+
+
 @dataclass(frozen=True)
 class Pending:
     """What is asked: a text of a step, or a score, of a branch."""
 
     kind: Kind
     branch: Branch
-    step: Step | None = None
+    step: Step = NO_STEP
     sampling: Sampling = SAMPLED
 
     @property
@@ -139,12 +143,6 @@ class AskedBackend(Backend):
         self.desk.forget(branches)
         super().release(branches)
 
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text)
-
-    def decode(self, tokens: Tokens, *, special: bool = False) -> str:
-        return self.tokenizer.decode(tokens)
-
     def running_batch(self, max_rows: int | None = None) -> AskedBatch:
         return AskedBatch(self.desk, self.encode)
 
@@ -155,7 +153,7 @@ class AskedBatch(Batch):
 
     def __init__(self, desk: Desk, encode: Callable[[str], list[int]]):
         self.desk, self.encode = desk, encode
-        self.works: dict[str, tuple[Pending, int]] = {}
+        self.works: dict[str, Pending] = {}
 
     def add(
         self,
@@ -172,34 +170,30 @@ class AskedBatch(Batch):
         limits = [step.max_tokens] * len(branches) if limits is None else limits
         for branch, limit in zip(branches, limits, strict=True):
             asked = Pending("text", branch, Step(limit, step.delimiters, step.end), sampling)
-            self.works[asked.id] = asked, limit
+            self.works[asked.id] = asked
             self.desk.ask(asked)
 
     def step(self) -> list[Branch]:
-        ended = [name for name in self.works if name in self.desk.unread]
-        for name in ended:
-            del self.desk.unread[name]
-        works = [self.works.pop(name) for name in ended]
-        for (asked, limit), name in zip(works, ended, strict=True):
-            self._write(asked, limit, self.desk.told[name])
-        return [asked.branch for asked, _ in works]
+        told = {name: asked for name, asked in self.works.items() if name in self.desk.unread}
+        for name, asked in told.items():
+            del self.works[name], self.desk.unread[name]
+            self._write(asked.branch, asked.step, self.desk.told[name])
+        return [asked.branch for asked in told.values()]
 
     def close(self) -> None:
-        self.desk.forget([asked.branch for asked, _ in self.works.values()])
+        self.desk.forget([asked.branch for asked in self.works.values()])
         self.works.clear()
 
     def __len__(self) -> int:
         return len(self.works)
 
-    def _write(self, asked: Pending, limit: int, told: Told) -> None:
-        branch, step = asked.branch, asked.step
-        assert step is not None
+    def _write(self, branch: Branch, step: Step, told: Told) -> None:
         text, reason = cut(told.text, step)
         tokens = self.encode(text)
-        if len(tokens) > limit:
-            tokens, reason = tokens[:limit], "length"
-        elif reason is None and (told.finished is None or told.finished):
-            over = told.finished or len(tokens) < limit
+        if len(tokens) > step.max_tokens:
+            tokens, reason = tokens[: step.max_tokens], "length"
+        elif reason is None and told.finished is not False:
+            over = told.finished or len(tokens) < step.max_tokens
             reason = "eos" if over else "length"
         if reason == "eos":
             tokens.append(WordTokenizer.eos_token_id)

@@ -80,9 +80,16 @@ class AskTell:
         self._given: set[str] = set()
         self._stopped = Event()
         self._result: Result | None = None
-        self._checkpoint = Checkpoint.at(checkpoint, made_by(search, problem, options, models))
-        if self._checkpoint is not None:
-            self._desk.before = dict(self._checkpoint.told)
+        self._checkpoint = Checkpoint.at(
+            checkpoint,
+            {
+                "search": described(search),
+                "problem": described(problem),
+                "options": described(options),
+                "models": list(models),
+            },
+        )
+        self._desk.before = dict(self._checkpoint.told)
         verifier = options.verifier
         if verifier is None and search.needs_verifier:
             verifier = AskedVerifier(self._desk)
@@ -92,13 +99,13 @@ class AskTell:
         config = SearchConfig.of(search, backend, options)
         self._index = self._driver.add(problem, config)
         self._go_on()
-        if self._checkpoint is not None and (left := sorted(self._desk.before)):
+        if left := sorted(self._desk.before):
             raise InvalidInput(
                 f"{self._checkpoint.file} holds {number_of(len(left), 'answer')} that the search "
                 f"does not ask for, {left[0]!r} among them: its code, or its verifier's scores, "
                 "are other ones than they were; delete the file to start over"
             )
-        if self._checkpoint is not None and self._checkpoint.stopped:
+        if self._checkpoint.stopped:
             self.stop()
 
     @property
@@ -190,8 +197,7 @@ class AskTell:
                 self._result = progress.result
 
     def _save(self) -> None:
-        if self._checkpoint is not None:
-            replace(self._checkpoint, told=self._desk.told, stopped=self._stopped.is_set()).save()
+        replace(self._checkpoint, told=self._desk.told, stopped=self._stopped.is_set()).save()
 
     def _trial(self, asked: Pending) -> Trial:
         branch, active = asked.branch, self._driver.active[self._index]
@@ -201,24 +207,19 @@ class AskTell:
         chat = list(template.messages(question))
         for place, words in enumerate((*said, text) if text else said):
             chat.append({"role": "user" if place % 2 else "assistant", "content": words})
-        trial = Trial(
+        return Trial(
             asked.id,
             asked.kind,
             active.problem.question,
             branch.text if rated else text,
             tuple(chat),
             self._driver.engine.decode(branch.tokens),
-            model=branch.model,
-        )
-        if asked.step is None:
-            return trial
-        return replace(
-            trial,
-            max_tokens=asked.step.max_tokens,
-            stop=asked.step.delimiters,
-            end=tuple(asked.step.end),
-            sampling=asked.sampling,
-            seed=branch.key % SEEDS,
+            asked.step.max_tokens,
+            asked.step.delimiters,
+            tuple(asked.step.end),
+            asked.sampling,
+            0 if rated else branch.key % SEEDS,
+            branch.model,
         )
 
 
@@ -288,18 +289,6 @@ def told_of(
         raise InvalidInput("the text is empty and not finished; tell some words, or finished=True")
     scores = () if score is None else _scores("score", (score,))
     return Told(str(outcome), scores, finished, tokens)
-
-
-def made_by(
-    search: Search, problem: Problem, options: SolveOptions, models: Sequence[str]
-) -> dict[str, Any]:
-    """All that a search's trials depend on beside what they are told."""
-    return {
-        "search": described(search),
-        "problem": described(problem),
-        "options": described(options),
-        "models": list(models),
-    }
 
 
 def _scores(name: str, given: Any) -> tuple[float, ...]:

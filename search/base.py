@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -86,15 +86,6 @@ class Case:
         return 0 if self.thinking is None else self.thinking.tokens or 0
 
 
-COMMON = {
-    **dict.fromkeys(
-        ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps"), PositiveInt
-    ),
-    "aggregation": Aggregation,
-}
-"""What settings of these names may be in every search."""
-
-
 @dataclass(frozen=True)
 class Search(Options, ABC):
     """An algorithm. Its fields are its whole configuration; it owns no model and no batching.
@@ -134,7 +125,12 @@ class Search(Options, ABC):
     final: str = "Final Answer:"
     stop_loops: bool | None = None
 
-    common = COMMON
+    common: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(
+            ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps"), PositiveInt
+        ),
+        "aggregation": Aggregation,
+    }
 
     @property
     def sampling(self) -> Sampling:

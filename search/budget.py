@@ -113,21 +113,15 @@ class Spending:
         return time.perf_counter() - self.started
 
     @property
-    def expansions_left(self) -> int | None:
-        """How many more `Expand`s the budget pays for, None for any; the reserve keeps one."""
-        limit = self.budget.max_calls
-        if limit is None:
-            return None
-        kept = int(self.budget.reserve > 0 and not self.reserve_opened)
-        return max(0, limit - kept - self.expansions)
-
-    @property
-    def tool_calls_left(self) -> int | None:
-        """How many more tool calls it pays for, None for any; the last words may have more."""
-        limit = self.budget.max_tool_calls
-        if limit is None or self.reserve_opened:
-            return None
-        return max(0, limit - self.usage.tool_calls)
+    def spent_calls(self) -> Stopped | None:
+        """The limit of calls that pays for no more `Expand`; the reserve keeps one, and the last
+        words may call tools."""
+        calls, tool_calls = self.budget.max_calls, self.budget.max_tool_calls
+        closed = not self.reserve_opened
+        if tool_calls is not None and closed and self.usage.tool_calls >= tool_calls:
+            return "max_tool_calls"
+        kept = self.budget.reserve > 0 and closed
+        return "max_calls" if calls is not None and self.expansions + kept >= calls else None
 
     @property
     def tokens_left(self) -> int | None:

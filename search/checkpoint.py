@@ -20,24 +20,23 @@ FORMAT = 1
 class Checkpoint:
     """The answers of a search's trials, by their ids.
 
-    made_by: the settings that the trials depend on. stopped: whether the search was stopped then.
+    file: None for a search that keeps none. made_by: the settings that the trials depend on.
+    stopped: whether the search was stopped then.
     """
 
-    file: Path
+    file: Path | None
     made_by: Mapping[str, Any]
     told: Mapping[str, Told] = field(default_factory=dict)
     stopped: bool = False
 
     @classmethod
-    def at(
-        cls, path: str | os.PathLike[str] | None, made_by: Mapping[str, Any]
-    ) -> Checkpoint | None:
-        """What a file holds, or an empty one where there is none; None without a path.
+    def at(cls, path: str | os.PathLike[str] | None, made_by: Mapping[str, Any]) -> Checkpoint:
+        """What a file holds, or an empty one where there is none.
 
         Raises InvalidInput for a file that cannot be read, and for one of other settings.
         """
         if path is None:
-            return None
+            return cls(None, made_by)
         file = Path(path)
         made_by = {"format": FORMAT, "version": __version__, **made_by}
         if not file.exists():
@@ -67,6 +66,8 @@ class Checkpoint:
 
     def save(self) -> None:
         """Write the file so that a kill leaves the old one or the new one."""
+        if self.file is None:
+            return
         told = {name: asdict(one) for name, one in self.told.items()}
         values = {"made_by": self.made_by, "stopped": self.stopped, "told": told}
         new = self.file.with_name(f"{self.file.name}.new")

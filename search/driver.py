@@ -185,7 +185,7 @@ class Driver(UnderWay):
         self.waiting.clear()
         try:
             for work in self.works:
-                work.close()
+                work.task.close()
             self.works.clear()
             self.admission.batch.close()
         finally:
@@ -221,7 +221,11 @@ class Driver(UnderWay):
         begun = list[ActiveSearch]()
         with on_failure(lambda: self.engine.release(list(roots.values())[len(begun) :])):
             for index, root in roots.items():
-                begun.append(self._search(index, root, *batch[index]))
+                problem, config = batch[index]
+                tokenizer = self.engine.tokenizer
+                active = ActiveSearch(problem, index, root, config, tokenizer, self.contained)
+                self.active[index] = active
+                begun.append(active)
         try:
             for index, why in unusable.items():
                 if why is not None and self.strict:
@@ -235,14 +239,6 @@ class Driver(UnderWay):
         for active in begun:
             if not active.over:
                 active.begin()
-
-    def _search(
-        self, index: int, root: Branch, problem: Problem, config: SearchConfig
-    ) -> ActiveSearch:
-        tokenizer = self.engine.tokenizer
-        active = ActiveSearch(problem, index, root, config, tokenizer, self.contained)
-        self.active[index] = active
-        return active
 
     def _end_done(self) -> Events:
         """The results of searches that have ended; a search may first spend its reserve."""
@@ -284,7 +280,8 @@ class Driver(UnderWay):
     def let_go(self, active: ActiveSearch) -> None:
         """Free the branches that a search needs no more, until it asks for something else."""
         while isinstance(active.request, Release):
-            self._free({active: active.released(active.request.branches)})
+            needless = [b for b in active.request.branches if b not in active.unpaid]
+            self._free({active: active.retire(needless)})
             if active.request is not None:
                 active.advance(None)
 

@@ -32,8 +32,9 @@ class Cancel(Protocol):
 
 
 class SolveKeywords(TypedDict, total=False):
-    """`SolveOptions` as keywords, for type checkers: its fields, with those of the budget beside
-    them."""
+    """`SolveOptions` as keywords: its fields, with those of the budget beside them. Type checkers
+    and editors read keywords from such a class alone, and derive none from fields (PEP 692); a test
+    compares both."""
 
     verifier: Verifier | None
     seed: int

@@ -12,77 +12,72 @@ from ttc.backend import Backend
 from ttc.branch import Branch
 from ttc.errors import InvalidInput
 from ttc.protocols import Handoff, Vary
-from ttc.results import Progress
 from ttc.text.chat import following
+from ttc.text.prompt import PromptTemplate
 
 
 def vary(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Vary]]) -> PassEvents:
     """Answers to `Vary`: children of the root whose prompts are phrased otherwise, or have
     hints."""
+    engine = run.engine
     for active, request in requests:
+        if active.over:
+            continue
+        asked = _asked(engine, active, request)
+        try:
+            prompts = [
+                template.tokens(question, engine.tokenizer) for template, question, _ in asked
+            ]
+            task = engine.variants(request.root, prompts, [hint for _, _, hint in asked])
+        except InvalidInput as error:
+            active.refuse(error)
+            continue
+        for branch, (template, question, hint) in zip(task.branches, asked, strict=True):
+            active.record(branch, request.root)
+            start = len(branch.tokens) - len(hint)
+            active.begin_turn(branch, Chat(template, question, (), start), engine.tokenizer)
+        branches = yield from task.passes()
         if not active.over:
-            yield from _varied(run.engine, active, request)
+            yield active.answer("prompted", branches)
 
 
 def hand_on(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Handoff]]) -> PassEvents:
     """Answers to `Handoff`: the same conversations, in another model's tokens."""
+    engine = run.engine
     for active, request in requests:
-        if not active.over:
-            yield _handed_on(run.engine, active, request)
+        if active.over:
+            continue
+        children = list[Branch]()
+        try:
+            for branch in request.branches:
+                children.append(_handed(engine, active, branch, request.model))
+        except InvalidInput as error:
+            engine.release(active.retire(children))
+            active.refuse(error)
+        else:
+            yield active.answer("prompted", children)
 
 
-def _varied(engine: Backend, active: ActiveSearch, request: Vary) -> PassEvents:
-    template, tokenizer = active.config.template, engine.tokenizer
+def _asked(
+    engine: Backend, active: ActiveSearch, request: Vary
+) -> list[tuple[PromptTemplate, str, list[int]]]:
+    """What each branch is asked: the words around the question, the question, and the hint."""
+    template = active.config.template
     if request.plain:
         template = template.plain()
     templates = [replace(template, instruction=phrasing) for phrasing in request.phrasings]
-    asked = list(
-        islice(
-            zip(
-                cycle(templates or [template]),
-                cycle(request.questions or [active.problem.question]),
-                cycle([engine.encode(hint) for hint in request.hints] or [[]]),
-            ),
-            request.n,
-        )
+    turns = zip(
+        cycle(templates or [template]),
+        cycle(request.questions or [active.problem.question]),
+        cycle([engine.encode(hint) for hint in request.hints] or [[]]),
     )
-    try:
-        prompts = [template.tokens(question, tokenizer) for template, question, _ in asked]
-        task = engine.variants(request.root, prompts, [hint for _, _, hint in asked])
-    except InvalidInput as error:
-        active.refuse(error)
-        return
-    for branch, (template, question, hint) in zip(task.branches, asked, strict=True):
-        active.record(branch, request.root)
-        start = len(branch.tokens) - len(hint)
-        active.begin_turn(branch, Chat(template, question, (), start), tokenizer)
-    branches = yield from task.passes()
-    if not active.over:
-        yield active.answer("prompted", branches)
+    return list(islice(turns, request.n))
 
 
-def _handed_on(
-    engine: Backend, active: ActiveSearch, request: Handoff
-) -> tuple[int, Progress] | None:
-    models = engine.models
-    if (backend := models.get(request.model)) is None:
-        known = ", ".join(models) or "none: the backend has one model, without a name"
-        active.refuse(InvalidInput(f"Handoff.model={request.model!r} is unknown; use {known}"))
-        return None
-    children = list[Branch]()
-    try:
-        for branch in request.branches:
-            children.append(_handed(engine, active, branch, request.model, backend))
-    except InvalidInput as error:
-        engine.release(active.retire(children))
-        active.refuse(error)
-        return None
-    return active.answer("prompted", children)
-
-
-def _handed(
-    engine: Backend, active: ActiveSearch, branch: Branch, model: str, backend: Backend
-) -> Branch:
+def _handed(engine: Backend, active: ActiveSearch, branch: Branch, model: str) -> Branch:
+    if (backend := engine.models.get(model)) is None:
+        known = ", ".join(engine.models) or "none: the backend has one model, without a name"
+        raise InvalidInput(f"Handoff.model={model!r} is unknown; use {known}")
     template, question, said, start = active.chats[branch]
     tokenizer = backend.tokenizer
     prompt = template.tokens(question, tokenizer)

@@ -123,9 +123,8 @@ class Rater:
         own = getattr(self.verifier, "children_price", None)
         if own is None:
             return count * self.price([parent], question, backend)
-        return self._checked(
-            "children_price", lambda: own(parent, question, backend, tokens, count)
-        )
+        asked = parent, question, backend, tokens, count
+        return self._checked("children_price", lambda: own(*asked))
 
     def _checked(self, method: str, price: Callable[[], int]) -> int:
         with self._named(f".{method}"):

@@ -15,13 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
+from ttc.branch import Branch
 from ttc.checks import PositiveFloat, Share, check_known, check_option, check_whole
 from ttc.protocols import Extract
-from ttc.results import comparable
+from ttc.results import BranchRecord, comparable
 from ttc.text.equality import ballots_by, canonical
 
 Measure = Literal["mean", "tail", "lowest", "bottom"]
@@ -32,27 +33,8 @@ Voting = Literal["majority", "weighted"]
 # ---------------------------------------------------------------- branches, and their records
 
 
-class Candidate(Protocol):
-    """What a search's choice looks at: a branch, or the record of one."""
-
-    @property
-    def score(self) -> float | None: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def path(self) -> tuple[int, ...]: ...
-
-    @property
-    def finish_reason(self) -> str | None: ...
-
-    @property
-    def gated(self) -> bool: ...
-
-    @property
-    def top_k_logprobs(self) -> list[float]: ...
-
+Candidate = Branch | BranchRecord
+"""What a search's choice looks at: a branch, or the record of one."""
 
 C = TypeVar("C", bound=Candidate)
 Winner = tuple[C | None, str | None]
@@ -124,16 +106,13 @@ def samples_of(
     """The candidates as samples, whose votes are those of their answers."""
     answers = [answer_of(candidate, extract) for candidate in candidates]
     votes = ballots_by(extract, answers)
-    confidences = confidences or [None] * len(candidates)
-    samples = []
-    for candidate, answer, vote, confidence in zip(
-        candidates, answers, votes, confidences, strict=True
-    ):
-        sample = Sample(
-            answer, candidate.score, confidences=confidence, gated=candidate.gated, vote=vote
+    measured = confidences or [None] * len(candidates)
+    return [
+        Sample(answer, candidate.score, confidences=confidence, gated=candidate.gated, vote=vote)
+        for candidate, answer, vote, confidence in zip(
+            candidates, answers, votes, measured, strict=True
         )
-        samples.append(sample)
-    return samples
+    ]
 
 
 def vote(candidates: Sequence[C], extract: Extract, weighted: bool = False) -> Winner[C]:
@@ -256,8 +235,13 @@ def borda(
 
     power: 0 is the majority; the larger it is, the more the best sample decides.
     """
+
+    def key(place: int) -> tuple[float, bool]:
+        sample = samples[place]
+        return comparable(getattr(sample, by)), sample.ballot is not None
+
     weights = [0.0] * len(samples)
-    for r, place in enumerate(_order(samples, by), 1):
+    for r, place in enumerate(sorted(range(len(samples)), key=key, reverse=True), 1):
         weights[place] = (len(samples) - r + 1) ** power
     return voted(samples, weights)
 
@@ -333,16 +317,6 @@ def trace_confidence(
         return float(groups[0])
     tenth = max(1, len(groups) // 10)
     return float(groups[:tenth].mean())
-
-
-def _order(samples: Sequence[Sample], by: Figure) -> list[int]:
-    """The places of all samples, the highest figure first."""
-
-    def key(place: int) -> tuple[float, bool]:
-        sample = samples[place]
-        return comparable(getattr(sample, by)), sample.ballot is not None
-
-    return sorted(range(len(samples)), key=key, reverse=True)
 
 
 def _whole(samples: Sequence[Sample]) -> list[int]:

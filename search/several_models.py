@@ -119,22 +119,6 @@ class SeveralModels(Backend):
 
         return Task(branches, passes())
 
-    def generate(
-        self,
-        branches: Sequence[Branch],
-        max_tokens: int | Sequence[int],
-        *,
-        stop: Sequence[str] = (),
-        end: Sequence[str] = (),
-        sampling: Sampling = SAMPLED,
-    ) -> None:
-        for backend, places in self._owners(branches):
-            part = [branches[place] for place in places]
-            limits = max_tokens
-            if not isinstance(max_tokens, int):
-                limits = [max_tokens[place] for place in places]
-            backend.generate(part, limits, stop=stop, end=end, sampling=sampling)
-
     def score(
         self,
         branches: Sequence[Branch],

@@ -52,8 +52,7 @@ def vote_on_calls(
 
 
 def _open(candidate: C) -> list[ToolCall]:
-    calls: Sequence[ToolCall] = getattr(candidate, "tool_calls", ())
-    return [call for call in calls if call.answer is None]
+    return [call for call in candidate.tool_calls if call.answer is None]
 
 
 def _weights(candidates: Sequence[C], weighted: bool) -> list[float]:

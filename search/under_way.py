@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 Events = Generator[tuple[int, Progress], None, None]
 """What happened, each with the number of its problem."""
 
-PassEvents = Iterator[tuple[int, Progress] | None]
+PassEvents = Generator[tuple[int, Progress] | None, None, None]
 """What happened, and None after each pass of the model, where the work may be left for a while."""
 
 
@@ -37,10 +37,6 @@ class Work:
     indices: set[int]
     tokens: int = 0
     begins: bool = False
-
-    def close(self) -> None:
-        if isinstance(self.task, Generator):
-            self.task.close()
 
 
 @dataclass
@@ -82,7 +78,7 @@ class UnderWay:
             work.indices.discard(index)
             if not work.indices:
                 self.works.remove(work)
-                work.close()
+                work.task.close()
 
 
 def tasks_of(

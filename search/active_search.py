@@ -322,7 +322,7 @@ class ActiveSearch:
         self.closing, self.unpaid = best, [branch for branch in candidates if branch is not best]
         self.candidates = [] if best is self.root else [best]  # until there is more
         self.spending.reserve_opened = True
-        room = self.spending.least_left(default=self.budget.reserve)
+        room = min(self.spending.tokens_left.values(), default=self.budget.reserve)
         if room > 0:
             at_once = None if self.case.thinking is None else Thinking(0)
             step = Step(room, end=self.case.end, thinking=at_once)

@@ -124,22 +124,18 @@ class Spending:
         return "max_calls" if calls is not None and self.expansions + kept >= calls else None
 
     @property
-    def tokens_left(self) -> int | None:
-        return self._left(self.budget.max_tokens, self.usage.budgeted_tokens)
-
-    @property
-    def generated_left(self) -> int | None:
-        return self._left(self.budget.max_generated_tokens, self.usage.generated_tokens)
-
-    def _left(self, limit: int | None, spent: int) -> int | None:
-        if limit is None:
-            return None
-        kept = 0 if self.reserve_opened else self.budget.reserve
-        return limit - spent - kept
-
-    def least_left(self, default: int) -> int:
-        lefts = (self.tokens_left, self.generated_left)
-        return min((left for left in lefts if left is not None), default=default)
+    def tokens_left(self) -> dict[Stopped, int]:
+        """What is left of each limit of tokens that there is, without the reserve."""
+        budget, usage = self.budget, self.usage
+        kept = 0 if self.reserve_opened else budget.reserve
+        left: dict[Stopped, int] = {}
+        if budget.max_tokens is not None:
+            left["max_tokens"] = budget.max_tokens - usage.budgeted_tokens - kept
+        if budget.max_generated_tokens is not None:
+            left["max_generated_tokens"] = (
+                budget.max_generated_tokens - usage.generated_tokens - kept
+            )
+        return left
 
     def affordable(
         self, waiting: int, step: int, price: Callable[[int], int], unrated: int
@@ -151,16 +147,14 @@ class Spending:
         price: the tokens that rating so many children together takes. unrated: those that are
         still to be rated.
         """
-        whole = waiting
-        rooms: dict[Stopped, int] = {}
-        if (left := self.tokens_left) is not None:
+        whole, rooms = waiting, self.tokens_left
+        if (left := rooms.get("max_tokens")) is not None:
             rooms["max_tokens"] = left - price(unrated + 1)
             whole = bisect_right(
                 range(1, waiting + 1), left, key=lambda count: count * step + price(unrated + count)
             )
-        if (left := self.generated_left) is not None:
+        if (left := rooms.get("max_generated_tokens")) is not None:
             whole = min(whole, left // step)
-            rooms["max_generated_tokens"] = left
         if rooms:
             self.scarcest = min(rooms, key=lambda name: rooms[name])
         room = min([step, *rooms.values()])

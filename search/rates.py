@@ -63,7 +63,7 @@ def _rate(engine: Backend, requests: RateRequests) -> PassEvents:
 
 def _pays(engine: Backend, active: ActiveSearch, request: Rate) -> bool:
     """Whether the budget has room for a rating; else the search is told, or has failed."""
-    left = active.spending.tokens_left
+    left = active.spending.tokens_left.get("max_tokens")
     try:
         if left is None or price(engine, active, request) <= left:
             return True

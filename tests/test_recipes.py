@@ -28,7 +28,8 @@ from tests.helpers.parts import only_with
 from tests.helpers.processes import finished
 from tests.helpers.searches import Costly, exactly
 from tests.helpers.tiers import some_quick
-from ttc import Unsupported
+from ttc import InvalidInput, Unsupported
+from ttc.residency.offloading import Offloading
 from ttc.text.prompt import PromptTemplate
 
 ROOT = Path(__file__).parents[1]
@@ -111,6 +112,17 @@ def test_the_policy_changes_nothing_but_where_kv_lies(folder: Path) -> None:
     link = small.memory.link
     assert link.to_host_bytes.total() > 0 < link.to_device_bytes.total()
     assert small.memory.device.peak_bytes <= 8 * 1024 and small.kv_bytes() == 0
+
+
+@pytest.mark.parametrize("groups", [[[0]], [[0, 0, 1], [2, 3]], [[0, 1, 2, 3, 4]], None], ids=str)
+def test_a_policy_that_leaves_a_branch_out_or_names_one_twice_is_told(groups: Any) -> None:
+    class Own(Offloading):
+        def groups(self, paths: Any, tokens: int) -> Any:
+            return groups
+
+    engine = make_engine(memory=Own(budget_gib=8 / 2**20, block_tokens=8))
+    with pytest.raises(InvalidInput, match=r"Own\.groups gave .* each number from 0 to 3 stands"):
+        engine.generate(engine.fork(engine.root([1, 2, 3]), 4), 5)
 
 
 def test_the_backend_writes_what_its_streams_say_and_nothing_else(folder: Path) -> None:

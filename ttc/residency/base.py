@@ -16,6 +16,7 @@ import torch
 from ttc.attention.pieces import Piece, pieces
 from ttc.attention.reader import Fetch, Reader, Reads, Regenerate
 from ttc.checks import Options, PositiveFloat
+from ttc.errors import InvalidInput
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
 from ttc.memory.storage import Storage
@@ -213,7 +214,18 @@ class Residency(Options):
         """The groups of a step in which each branch grows by at most so many tokens. Raises
         OutOfMemory where it could not be done, before anything is."""
         self.try_step(paths, tokens)
-        return self.groups(paths, tokens)
+        return self.whole_groups(paths, tokens)
+
+    def whole_groups(self, paths: Paths, tokens: int) -> list[list[int]]:
+        """`groups`. Raises InvalidInput unless each branch is in one of them: without its turn a
+        branch would wait for ever."""
+        groups, count = self.groups(paths, tokens), len(paths)
+        if sorted(number for group in groups or () for number in group) != list(range(count)):
+            raise InvalidInput(
+                f"{type(self).__name__}.groups gave {groups!r:.80} for {count} branches; give "
+                f"lists in which each number from 0 to {count - 1} stands once"
+            )
+        return groups
 
     def try_step(self, paths: Paths, tokens: int) -> None:
         """Raise OutOfMemory unless there is room for a step."""
@@ -221,7 +233,7 @@ class Residency(Options):
         if memory.device.budget_bytes is None and memory.host.budget_bytes is None:
             return
         with self.trial() as policy:
-            for group in policy.groups(paths, tokens):
+            for group in policy.whole_groups(paths, tokens):
                 policy.try_group([paths[number] for number in sorted(group)], tokens)
 
     @contextmanager

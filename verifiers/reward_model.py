@@ -21,7 +21,7 @@ from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.loading.load import load, load_headed
 from ttc.model.loading.model_files import opened
-from ttc.model.loading.reward_heads import HeadedModel, check_headless
+from ttc.model.loading.reward_heads import HeadedModel, check_headless, headless
 from ttc.model.packed_linear import pack_linears
 from ttc.passes.ratings import pass_by_pass
 from ttc.task import Passes
@@ -154,6 +154,8 @@ class RewardModel(Options, ABC):
 
     def laid_out(self, question: str, steps: Sequence[str], rest: str | None) -> Layout:
         """The layout of steps that are ended and one that is not, None for none."""
+        question, *steps = map(unmarked, (question, *steps))
+        rest = None if rest is None else unmarked(rest)
         tokens, reads = list[int](), list[int]()
         for count in range(1, len(steps) + 1):
             before = tokens
@@ -173,6 +175,7 @@ class RewardModel(Options, ABC):
 
     def one_rating(self, question: str, text: str) -> Layout:
         """The layout of a text that is rated as a whole, and goes on from its last character."""
+        question, text = unmarked(question), unmarked(text)
         whole = self.closed(question, [text])
         shared = common_prefix(whole, self.opened(question, [text]))
         kept = min(shared, len(whole) - 1)
@@ -194,7 +197,7 @@ class RewardModel(Options, ABC):
     def _load(self) -> tuple[Any, Any]:
         if not isinstance(self.model, str):
             model, tokenizer = self.model
-            return (HeadedModel.of(model) if self.has_head else model), tokenizer
+            return (HeadedModel.of(model) if self.has_head else headless(model)), tokenizer
         loading = load_headed if self.has_head else load
         if not self.has_head:
             with opened(self.model) as (source, options):
@@ -290,6 +293,11 @@ class RewardModel(Options, ABC):
     def joined(self, steps: Sequence[str], separator: Sequence[int]) -> list[int]:
         tokens = [token for step in steps for token in (*separator, *self.encode(step))]
         return tokens[len(separator) :]
+
+
+def unmarked(text: str) -> str:
+    """A text of a person or a model, in which MARK stands for nothing."""
+    return text.replace(MARK, "\ufffd")
 
 
 def check_room(engine: Engine, room: Sequence[int], what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ttc.checks import NonEmptyText, Options, check_is, check_kind
 from ttc.errors import UnsupportedModel
+from ttc.text.chat import is_token
 from verifiers.reward_model import MARK as CUT
 from verifiers.reward_model import RewardModel
 
@@ -21,7 +22,7 @@ OFFSETS: Mapping[ReadAt, int] = {"mark": -1, "before": -2, "after": -1}
 """Where a score is read, from the end of a text that ends with a mark, or with what follows it."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Format(Options):
     """What a model reads of a question and steps, and where it says how good a step is.
 
@@ -53,8 +54,7 @@ class Format(Options):
     instead: str = " "
 
     def __post_init__(self) -> None:
-        for name in ("good", "bad"):
-            object.__setattr__(self, name, _labels(name, getattr(self, name)))
+        self.good, self.bad = _labels("good", self.good), _labels("bad", self.bad)
         check_kind("template", self.template, bool(self.contents), "a text or a list of messages")
         super().__post_init__()
 
@@ -65,9 +65,11 @@ class Format(Options):
         return {
             f"template={self.template!r:.80} must hold {{question}} once and then {{steps}} once, "
             "where they go": not _in_order(whole, "{question}", "{steps}"),
-            f"step={self.step!r} must hold {{step}} once and then {{mark}} once": not _in_order(
-                self.step, "{step}", "{mark}"
-            ),
+            f"step={self.step!r} must hold {{step}} once and then {{mark}} once, and {{number}} "
+            "before them alone": not _in_order(self.step, "{step}", "{mark}")
+            or "{number}" in self.step.partition("{step}")[2],
+            f"mark={self.mark!r} is what would stand for it within a step (instead="
+            f"{self.instead!r}); give another": self.mark in self.instead,
             "good names no token; give one at least": not self.good,
             f"{named} must name different tokens": len(set(labels)) < len(labels),
             f"{named} must all be texts of tokens, or all numbers of a head's outputs": len(
@@ -75,7 +77,7 @@ class Format(Options):
             )
             > 1,
             f"{named} must name each output of the head, from 0 on; without bad ones there is "
-            "one": self.headed
+            "one": self.of_head
             and (sorted(labels) != list(range(len(labels))) or not (self.bad or len(labels) == 1)),
             f"read=after, and nothing follows {{mark}} in step={self.step!r}; put it there, or "
             "use read=mark": self.read == "after" and not self.after,
@@ -103,7 +105,8 @@ class Format(Options):
         return ends and not self.after and not self.apart
 
     @property
-    def headed(self) -> bool:
+    def of_head(self) -> bool:
+        """Whether the verdicts are outputs of a head."""
         return isinstance(next(iter(self.good), ""), int)
 
     @property
@@ -114,8 +117,15 @@ class Format(Options):
         """Each step as it stands before its mark."""
         head, _, rest = self.step.partition("{mark}")[0].partition("{step}")
         if self.read != "before":
-            steps = [step.replace(self.mark, self.instead) for step in steps]
+            steps = [self._unmarked(step) for step in steps]
         return [text + rest for text in numbered(steps, head)]
+
+    def _unmarked(self, step: str) -> str:
+        if self.mark not in step:
+            return step
+        while self.mark in step:  # what is left of two may be a third
+            step = step.replace(self.mark, self.instead)
+        return step.strip()
 
 
 def _labels(name: str, given: Any) -> tuple[str | int, ...]:
@@ -153,7 +163,7 @@ class MarkedSteps(RewardModel):
 
     @property
     def has_head(self) -> bool:
-        return self.format.headed
+        return self.format.of_head
 
     @property
     def offset(self) -> int:
@@ -168,7 +178,8 @@ class MarkedSteps(RewardModel):
 
     def check_tokenizer(self) -> None:
         form = self.format
-        for name, labels in (("mark", (form.mark,)), ("good", form.good), ("bad", form.bad)):
+        self.single(form.mark, "mark")
+        for name, labels in (("good", form.good), ("bad", form.bad)):
             for label in labels:
                 if isinstance(label, str):
                     self.single(label, name)
@@ -177,34 +188,82 @@ class MarkedSteps(RewardModel):
                 f"the tokenizer has no bos_token, with which {type(self).__name__}'s texts begin; "
                 "give the model's"
             )
-        self.closed("?", ["1"])
+        self.closed("?", ["1", "x."])
+
+    @cached_property
+    def _bare(self) -> bool:
+        """Whether the mark has no blank before it in a text, and the tokenizer another token for it
+        alone, before which it puts one, as SentencePiece does."""
+        alone, bare = self.single(self.format.mark), self._named(self.format.mark)
+        if self.format.apart or bare == alone:
+            return False
+        tokens = self._tokens("?", ["1"])
+        return self._ends(tokens, bare) and not self._ends(tokens, alone)
+
+    def _named(self, text: str) -> int:
+        """The token that has this name in the vocabulary, -1 for none."""
+        if not is_token(text, self.tokenizer):
+            return -1
+        number: int = self.tokenizer.convert_tokens_to_ids(text)
+        return number
+
+    @cached_property
+    def _mark(self) -> int:
+        mark = self.format.mark
+        return self._named(mark) if self._bare else self.single(mark)
+
+    @cached_property
+    def places(self) -> list[int]:
+        """The numbers of the verdicts among the model's outputs, the good ones first."""
+        form = self.format
+        bare = form.read == "before" and self._bare
+
+        def place(label: str | int) -> int:
+            if isinstance(label, int):
+                return label
+            named = self._named(label) if bare else -1
+            return self.single(label) if named < 0 else named
+
+        return [place(label) for label in (*form.good, *form.bad)]
+
+    def _ends(self, tokens: Sequence[int], mark: int) -> bool:
+        """Whether a text ends with the mark, or what follows it."""
+        if self.format.read == "after":
+            return mark in tokens
+        return len(tokens) > self._turn_end and tokens[-1 - self._turn_end] == mark
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        tokens, mark = self._tokens(question, steps), self.single(self.format.mark)
-        last = tokens[len(tokens) - 1 - self._turn_end :][:1]
-        ends = last == [mark] or self.format.read == "after"
-        if not ends or tokens.count(mark) < len(steps):
-            raise UnsupportedModel(
-                f"the tokenizer joins the mark {self.format.mark!r} with what stands before it, or "
-                f"the chat template leaves it out, so that {type(self).__name__} cannot read a "
-                "score there; give the reward model's own tokenizer and format"
-            )
-        return tokens
+        form = self.format
+        tokens = self._tokens(question, steps)
+        if self._ends(tokens, self._mark) and tokens.count(self._mark) >= len(steps):
+            return tokens
+        if len(steps) == 1 and not steps[0] and not form.turns:  # nothing is written yet
+            after = self.encode(form.after) if form.read == "after" else []
+            return [*self.opened(question, steps), self._mark, *after]
+        raise UnsupportedModel(
+            f"the tokenizer joins the mark {form.mark!r} with what stands before it, or the chat "
+            f"template leaves it out, so that {type(self).__name__} cannot read a score there; "
+            "give the reward model's own tokenizer and format, or apart=true"
+        )
 
     def opened(self, question: str, steps: Sequence[str]) -> list[int]:
         return self._tokens(question, [*steps[:-1], steps[-1] + CUT])
 
     def score(self, output: Tensor) -> float:
-        form = self.format
-        labels = [*form.good, *form.bad]
-        if form.headed and output.numel() != len(labels):
+        form, places, width = self.format, self.places, output.numel()
+        name = type(self).__name__
+        if form.of_head and width != len(places):
             raise UnsupportedModel(
-                f"the head gives {output.numel()} numbers, and {type(self).__name__} reads "
-                f"{len(labels)}; give the model that it is for"
+                f"the head gives {width} numbers, and {name} reads {len(places)}; give the model "
+                "that it is for"
             )
-        places = [self.single(label) if isinstance(label, str) else label for label in labels]
+        if max(places) >= width:
+            raise UnsupportedModel(
+                f"the model gives {width} numbers, and {name} reads number {max(places)}; give the "
+                "tokenizer and the language model that belong together"
+            )
         values = output.float()
-        if form.headed and not form.bad:
+        if form.of_head and not form.bad:
             return float(values.sigmoid()[places[0]])
         if form.bad:
             return float(values[places].softmax(-1)[: len(form.good)].sum())
@@ -224,7 +283,7 @@ class MarkedSteps(RewardModel):
             whole = [before + last + end + CUT]
             return self._encoded(question, written if form.turns else whole, to_mark)
         tokens = self._encoded(question, [CUT])
-        mark, between = self.single(form.mark), self.encode(form.after)
+        mark, between = self._mark, self.encode(form.after)
         for place, text in enumerate(written):
             tokens = [*tokens, *(between if place else ()), *self.encode(text.partition(CUT)[0])]
             if CUT not in text:
@@ -256,13 +315,13 @@ class MarkedSteps(RewardModel):
 
 
 @dataclass(eq=False)
-class TokenPRM(MarkedSteps):
+class TokenPRM(Format, MarkedSteps):
     """The share of the good tokens among good and bad ones, at a mark after each step, by a reward
     model of your own.
 
-    mark, good, bad, template, step, read, turns, apart: see `Format`. As they stand here they are
-    those of OpenRLHF's PRM trainer. The built-in process reward models are formats like this:
-    `MathShepherd`, `QwenPRM`, `RLHFlowPRM` and `SkyworkPRM`.
+    mark, good, bad, template, step, read, turns, apart, instead: see `Format`. As they stand here
+    they are those of OpenRLHF's PRM trainer. The built-in process reward models are formats like
+    this: `MathShepherd`, `QwenPRM`, `RLHFlowPRM` and `SkyworkPRM`.
     Raises InvalidInput for a template or a step without its places, and UnsupportedModel at loading
     for a mark or a good or bad token that is not one token of the vocabulary.
 
@@ -273,21 +332,8 @@ class TokenPRM(MarkedSteps):
 
     model: Any = "???"
     mark: NonEmptyText = "ки"
-    good: Any = ("+",)
-    bad: Any = ("-",)
-    template: Any = "{question}\n{steps}"
     step: str = "{step} {mark}\n"
-    read: ReadAt = "mark"
-    turns: bool = False
-    apart: bool = False
-
-    _own: Format = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given = [one.name for one in fields(Format) if hasattr(self, one.name)]
-        self._own = Format(**{name: getattr(self, name) for name in given})
 
     @property
     def format(self) -> Format:
-        return self._own
+        return self

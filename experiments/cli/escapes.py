@@ -30,7 +30,9 @@ def resolve_escapes(config: DictConfig) -> None:
     texts."""
     _resolve(config.dataset, ("instruction", "system", "end", "examples"))
     _resolve(config.search, list(config.search))
-    _resolve(config.verifier, ("question", "inner"))
+    _resolve(config.verifier, list(config.verifier or ()))
+    if "train" in config:
+        _resolve(config.train, ("separator", "prompt", "format"))
 
 
 def _resolve(part: Any, keys: Iterable[Any]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 from omegaconf import DictConfig
 
 from experiments.cli.tables import Table, percent, points
+from experiments.runs.config_values import as_dict
 
 
 def tables(record: dict[str, Any]) -> str:
@@ -71,15 +74,22 @@ def card(record: dict[str, Any], config: DictConfig) -> str:
         if lora
         else f"by logistic regression, with a penalty of {fit['strength']:g}"
     )
-    use = f"model.name={config.model.name} dataset={config.dataset.name} verifier=value_head"
+    train = config.train
+    use = f"model.name={config.model.name} dataset={config.dataset.name} verifier={train.verifier}"
+    what = f"Two linear outputs on the model's last hidden state{states}, at the end of each step"
+    if train.verifier == "token_prm":
+        what = f"The model's own words for good and bad{states}, at a mark after each step"
+        settings = {"separator": train.separator, **as_dict(train.format)}
+        written = {name: json.dumps(value, ensure_ascii=False) for name, value in settings.items()}
+        use += "".join(" " + quote(f"verifier.{name}={value}") for name, value in written.items())
     return f"""\
 # A {record["verifier"]} for {config.model.name} on {data["dataset"]}
 
-Two linear outputs on the last hidden state of the model{states}, at the end of each step: their
+{what}: their
 softmax is the chance that the step is right. It was trained for {record["model"]}.
 
 ```
-python -m experiments.run {use} verifier.model={config.train.folder}
+python -m experiments.run {use} verifier.model={train.folder}
 ```
 
 Each problem has {data["rollouts"]} solutions by the model itself, at temperature

@@ -105,15 +105,15 @@ def told_apart(
     return {name: None if math.isnan(figure[0]) else list(figure) for name, figure in both.items()}
 
 
-def accuracy(right: Sequence[bool]) -> dict[str, Any]:
+def accuracy(right: Sequence[float]) -> dict[str, Any]:
     return {
         "accuracy": sum(right) / len(right),
         "accuracy_95": list(wilson(sum(right), len(right))),
     }
 
 
-def gain(over: Sequence[bool], right: Sequence[bool]) -> dict[str, Any]:
-    """By how much more of the same problems are right, with its 95% interval and McNemar's p
-    (`stats.paired`)."""
-    test = paired([float(hit) for hit in right], [float(hit) for hit in over])
+def gain(over: Sequence[float], right: Sequence[float]) -> dict[str, Any]:
+    """By how much more of the same problems are right, with its 95% interval and p: McNemar's, or
+    where they are means over seeds a score test's (`stats.paired`)."""
+    test = paired(right, over)
     return {"gain": [test.difference.mean, test.difference.low, test.difference.high], "p": test.p}

@@ -1,4 +1,5 @@
-"""LoRA adapters on the policy, trained together with the head: a process reward model (PRM).
+"""LoRA adapters on the policy, trained together with the head: a process reward model (PRM). Or
+alone, so that the model's own tokens rate (`TokenPRM`).
 
 The head begins as the logistic regression on the states of the model as it is, for a head that has
 to be learned from nothing spoils the states meanwhile (LP-FT, arXiv 2202.10054).
@@ -20,11 +21,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import get_cosine_schedule_with_warmup
 
 from experiments.cli.output import say
-from experiments.fit.train_verifier.fitting import Rows, fit, loss, validation_losses
+from experiments.fit.train_verifier.fitting import Rows, check_targets, fit, loss, validation_losses
 from experiments.fit.train_verifier.rollouts import Labels, Solution
 from experiments.runs.screen import with_progress
 from ttc.errors import InvalidInput
-from verifiers import ValueHead
+from verifiers import TokenPRM, ValueHead
+from verifiers.reward_model import RewardModel
 
 MISSING_PEFT = "train.lora_rank needs peft: pip install -e '.[train]' in the folder of this project"
 
@@ -94,7 +96,18 @@ class LoraFit:
         }
 
 
-def examples(head: ValueHead, solved: Sequence[Solution], labels: Labels) -> list[TrainingExample]:
+def rows_of(layer: nn.Linear, rows: Sequence[int]) -> nn.Linear:
+    """Some outputs of a layer, in float32, which training leaves as they are."""
+    chosen = nn.Linear(layer.in_features, len(rows), layer.bias is not None, layer.weight.device)
+    chosen.weight = nn.Parameter(layer.weight[rows].detach().float(), requires_grad=False)
+    if layer.bias is not None:
+        chosen.bias = nn.Parameter(layer.bias[rows].detach().float(), requires_grad=False)
+    return chosen
+
+
+def examples(
+    head: RewardModel, solved: Sequence[Solution], labels: Labels
+) -> list[TrainingExample]:
     """Each different text once, with the mean of its solutions' targets."""
     together: dict[tuple[str, tuple[str, ...]], list[list[float]]] = defaultdict(list)
     for one in solved:
@@ -109,18 +122,26 @@ def examples(head: ValueHead, solved: Sequence[Solution], labels: Labels) -> lis
 
 class LoraTraining:
     """model: a causal language model as `ttc.model.loading.load` gives it; the adapters are put
-    into it. seed: of their first weights and of the order of solutions. prompt, separator: as of
-    `ValueHead`."""
+    into it. seed: of their first weights and of the order of solutions. verifier: what is trained,
+    on that model."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, settings: LoraSettings, seed: int, **layout: str
+        self, model: Any, settings: LoraSettings, seed: int, verifier: ValueHead | TokenPRM
     ):
         from peft import LoraConfig, get_peft_model
 
         self.settings = settings
         self.order = torch.Generator().manual_seed(seed)
-        self.head = ValueHead.on(model, tokenizer, **layout)
-        self.linear = cast(nn.Linear, self.head.head)
+        self.verifier = verifier
+        self.kinds = [1, 1]
+        """How many of the labels say wrong, and how many right."""
+        if isinstance(verifier, ValueHead):
+            self.linear = cast(nn.Linear, verifier.head)
+        else:
+            good = len(verifier.good)
+            rows = [*verifier.places[good:], *verifier.places[:good]]
+            self.kinds = [len(verifier.bad), good]
+            self.linear = rows_of(model.get_output_embeddings(), rows)
         config = LoraConfig(
             r=settings.rank,
             lora_alpha=ALPHA * settings.rank,
@@ -140,9 +161,11 @@ class LoraTraining:
 
         Raises InvalidInput where there is nothing to tell apart, and where training diverges.
         """
-        train, held_out = (examples(self.head, part, labels) for part in (solved, validation))
+        train, held_out = (examples(self.verifier, part, labels) for part in (solved, validation))
         rows, others = self._rows(train), self._rows(held_out)
-        self._start(rows, others)
+        if isinstance(self.verifier, ValueHead):
+            self._start(rows, others)
+        check_targets(rows.targets, others.targets)
         constant = rows.targets.mean().clamp(1e-6, 1 - 1e-6).logit()
         made = LoraFit(self.settings, loss(constant, rows.targets), loss(constant, others.targets))
         kept = self._note(made, 0, held_out)
@@ -165,20 +188,25 @@ class LoraTraining:
         return made
 
     def save(self, folder: Path, base: str) -> None:
-        """The adapters in peft's format, and the head, as `ValueHead` loads them.
+        """The adapters in peft's format, and the head, as `ValueHead` loads them; or the language
+        model with the adapters in its weights, and its tokenizer, as `TokenPRM` does.
 
         base: the model below, by alias, folder or hub id.
         """
+        if not isinstance(self.verifier, ValueHead):
+            self.adapted.merge_and_unload().save_pretrained(folder)
+            self.verifier.tokenizer.save_pretrained(folder)
+            return
         self.adapted.peft_config["default"].base_model_name_or_path = base
         # the embeddings are the base's own: else peft asks the hub about a base it does not know
         self.adapted.save_pretrained(folder, save_embedding_layers=False)
-        self.head.save(folder, base=base)
+        self.verifier.save(folder, base=base)
 
     # ---------------------------------------------------------------- one step of training
 
     def _parameters(self) -> list[nn.Parameter]:
         adapters = [p for p in self.adapted.parameters() if p.requires_grad]
-        return [*adapters, *self.linear.parameters()]
+        return [*adapters, *(p for p in self.linear.parameters() if p.requires_grad)]
 
     def _rows(self, solved: Sequence[TrainingExample]) -> Rows:
         """What the head sees at the end of each step, of the model as it is now."""
@@ -225,8 +253,8 @@ class LoraTraining:
 
     def _log_odds(self, batch: Sequence[TrainingExample]) -> Tensor:
         """That each step is right, of all steps of a batch: (steps,)."""
-        wrong, right = self.linear(self._states(batch)).unbind(-1)
-        return right - wrong
+        wrong, right = self.linear(self._states(batch)).split(self.kinds, -1)
+        return right.logsumexp(-1) - wrong.logsumexp(-1)
 
     @torch.no_grad()
     def _each_batch(

@@ -15,7 +15,10 @@ LEAST = 4
 
 @dataclass
 class TrainConfig:
-    """folder: where the head, its card and the data go (outputs/value_head-DATASET).
+    """folder: where what is trained, its card and the data go (outputs/VERIFIER-DATASET).
+    verifier: value_head; or token_prm, the language model itself, which says good or bad at a mark
+        after each step. That needs lora_rank.
+    format: settings of token_prm, as "+train.format.mark=' §'".
     data: how the settings of the data set differ for the problems to train on, as
         +train.data.KEY=VALUE; by default another seed for generated problems, and for the hub the
         split that solved examples come from.
@@ -35,10 +38,13 @@ class TrainConfig:
     learning_rate: with adapters, the highest one.
     batch: with adapters, solutions of a training step.
     samples: best-of-n on the problems to test.
+    seeds: how often the problems to test are solved, from run.seed on; figures are means.
     record: also write the figures to this file.
     """
 
     folder: str = "???"
+    verifier: str = "value_head"
+    format: dict[str, Any] = field(default_factory=dict)
     record: str | None = None
     data: dict[str, Any] = field(default_factory=dict)
     problems: Annotated[int, Ge(LEAST)] = 400
@@ -52,6 +58,7 @@ class TrainConfig:
     separator: NonEmptyText = "\n"
     prompt: str | None = None
     samples: PositiveInt = 16
+    seeds: PositiveInt = 1
     lora_rank: NonNegativeInt = 0
     epochs: PositiveInt = 2
     learning_rate: Share = 2e-4

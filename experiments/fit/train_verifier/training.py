@@ -4,12 +4,12 @@ held-out problems."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 from hydra.utils import instantiate
@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from experiments.cli.output import say, show
 from experiments.fit.train_verifier.card import card, tables
 from experiments.fit.train_verifier.evaluation import (
+    Candidates,
     SharedCandidates,
     accuracy,
     candidates,
@@ -36,6 +37,7 @@ from experiments.runs.build import (
     resolved,
     thinking_marks,
 )
+from experiments.runs.config_values import as_dict
 from experiments.runs.grading import AnswerReading
 from experiments.runs.provenance import provenance
 from experiments.runs.records import as_json, as_lines
@@ -49,11 +51,13 @@ from ttc.protocols import Verifier
 from ttc.results import Problem, Result
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
-from verifiers import ConfidenceVerifier, ValueHead
+from verifiers import ConfidenceVerifier, TokenPRM, ValueHead
+from verifiers.reward_model import RewardModel
 
 SOLUTIONS_AT_ONCE = 128
 """The most solutions whose keys and values are kept while their features are computed."""
-HEAD, PRM, CONFIDENCE = "value head", "LoRA PRM", "confidence"
+T = TypeVar("T")
+HEAD, PRM, TOKENS, CONFIDENCE = "value head", "LoRA PRM", "token PRM", "confidence"
 
 
 def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -74,6 +78,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     work = TrainingJob(
         config, make_engine(config), make_template(config), problems.test.reading, lora
     )
+    work.check_format()
     solved = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
     folder.mkdir(parents=True, exist_ok=True)
     head, fitted = work.trained(solved, folder)
@@ -115,6 +120,11 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     """The searches that the head is tried in, the one that makes solutions to learn from, and how
     adapters are trained (None for a head alone)."""
     settings = config.train
+    check_known(
+        settings.verifier,
+        ["value_head", "token_prm"],
+        f"train.verifier={settings.verifier} is unknown",
+    )
     _check_labels(settings)
     _check_folder(Path(settings.folder))
     if settings.record is not None and not Path(settings.record).parent.is_dir():
@@ -139,6 +149,10 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     best_of_n = BestOfN(n=settings.samples, max_tokens=tokens, temperature=settings.temperature)
     searches = {f"best-of-{settings.samples}": best_of_n, type(search).__name__: search}
     if not settings.lora_rank:
+        if settings.verifier == "token_prm":
+            raise InvalidInput(
+                "train.verifier=token_prm trains adapters; give train.lora_rank=8, as an example"
+            )
         return searches, rollouts, None
     check_peft()
     lora = LoraSettings(settings.lora_rank, settings.epochs, settings.learning_rate, settings.batch)
@@ -177,7 +191,29 @@ class TrainingJob:
     @property
     def name(self) -> str:
         """Of what is trained, in tables."""
+        if self.of_tokens:
+            return TOKENS
         return HEAD if self.lora is None else PRM
+
+    @property
+    def of_tokens(self) -> bool:
+        return bool(self.config.train.verifier == "token_prm")
+
+    def token_prm(self, model: Any, **settings: Any) -> TokenPRM:
+        options = {"separator": self.config.train.separator, **as_dict(self.config.train.format)}
+        return TokenPRM(model, **options, **settings)
+
+    def check_format(self) -> None:
+        """Raise InvalidInput or UnsupportedModel for a format that cannot be trained."""
+        if not self.of_tokens:
+            return
+        format = self.token_prm((self.engine.model, self.engine.tokenizer))
+        if format.of_head or not format.bad:
+            raise InvalidInput(
+                f"train.format: good={list(format.good)} and bad={list(format.bad)}; to train the "
+                "tokens of a model give the texts of both"
+            )
+        assert format.parts
 
     @property
     def prompt(self) -> str:
@@ -194,15 +230,21 @@ class TrainingJob:
         return prompt + (blanks.pop() if len(blanks) == 1 else "")
 
     def solved(
-        self, search: Search, problems: Sequence[Problem], verifier: Verifier | None, what: str
+        self,
+        search: Search,
+        problems: Sequence[Problem],
+        verifier: Verifier | None,
+        what: str,
+        seed: int = 0,
     ) -> list[Result]:
+        """seed: is added to that of the run."""
         say(what)
         results: list[Result] = solve(
             search,
             problem=list(problems),
             engine=self.engine,
             verifier=verifier,
-            seed=self.config.run.seed,
+            seed=self.config.run.seed + seed,
             template=self.template,
             **self.reading.options(),
             thinking_marks=thinking_marks(self.config),
@@ -225,7 +267,7 @@ class TrainingJob:
 
     def trained(
         self, solved: dict[str, list[Solution]], folder: Path
-    ) -> tuple[ValueHead, Fit | LoraFit]:
+    ) -> tuple[ValueHead | TokenPRM, Fit | LoraFit]:
         """A head that is fitted, with adapters or alone, and saved in a folder."""
         settings, model = self.config.train, self.config.model
         layout = {"separator": settings.separator, "prompt": self.prompt}
@@ -236,17 +278,21 @@ class TrainingJob:
             head.save(folder, base=model.name)
             return head, fitted
         policy = load(model.name, device=model.device, dtype=model.dtype)
-        training = LoraTraining(*policy, self.lora, self.config.run.seed, **layout)
+        untrained = self.token_prm(policy) if self.of_tokens else ValueHead.on(*policy, **layout)
+        training = LoraTraining(policy[0], self.lora, self.config.run.seed, untrained)
         tuned = training.run(solved["train"], solved["validation"], settings.labels)
         training.save(folder, base=model.name)
-        return ValueHead(str(folder), device=str(model.device), dtype=model.dtype), tuned
+        loading = self.token_prm if self.of_tokens else ValueHead
+        return loading(str(folder), device=str(model.device), dtype=model.dtype), tuned
 
-    def states(self, head: ValueHead, solved: Sequence[Solution]) -> list[torch.Tensor]:
-        """What the head sees of each solution: (steps, width). Equal ones are computed once."""
+    def read(
+        self, solved: Sequence[Solution], of: Callable[[list[tuple[str, Sequence[str]]]], list[T]]
+    ) -> list[T]:
+        """What a verifier gives for each solution. Equal ones are computed once."""
         texts = list(dict.fromkeys((one.problem.question, tuple(one.steps)) for one in solved))
         parts = [texts[i : i + SOLUTIONS_AT_ONCE] for i in range(0, len(texts), SOLUTIONS_AT_ONCE)]
         computed = chain.from_iterable(
-            head.features(part) for part in with_progress(parts, "features", "parts")
+            of(list(part)) for part in with_progress(parts, "solutions read", "parts")
         )
         known = dict(zip(texts, computed, strict=True))
         return [known[one.problem.question, tuple(one.steps)] for one in solved]
@@ -254,21 +300,22 @@ class TrainingJob:
     def rows(self, head: ValueHead, solved: Sequence[Solution]) -> Rows:
         targets = [target for one in solved for target in one.targets(self.config.train.labels)]
         empty = torch.zeros(0, cast(torch.nn.Linear, head.head).in_features)
-        return Rows(torch.cat([empty, *self.states(head, solved)]), torch.tensor(targets))
+        states = self.read(solved, head.features)
+        return Rows(torch.cat([empty, *states]), torch.tensor(targets))
 
     # ---------------------------------------------------------------- what it is worth
 
-    def steps_told_apart(self, head: ValueHead, solved: Sequence[Solution]) -> dict[str, Any]:
-        """How well the head tells steps before the last one apart: whether any continuation from
-        them is right."""
+    def steps_told_apart(self, verifier: RewardModel, solved: Sequence[Solution]) -> dict[str, Any]:
+        """How well steps before the last one are told apart: whether any continuation from them is
+        right."""
         scores: list[list[float]] = []
         right: list[list[bool]] = []
-        pairs = zip(solved, self.states(head, solved), strict=True)
+        pairs = zip(solved, self.read(solved, verifier.rate_solutions), strict=True)
         for _, group in groupby(pairs, key=lambda pair: pair[0].problem.id):
             scores.append([])
             right.append([])
-            for one, states in group:
-                scores[-1] += head.head(states).softmax(-1)[:-1, 1].tolist()
+            for one, rated in group:
+                scores[-1] += rated[:-1]
                 right[-1] += [value > 0 for value in one.values[:-1]]
         return {
             "steps": sum(map(len, scores)),
@@ -282,18 +329,32 @@ class TrainingJob:
         """The first search is best-of-n: all verifiers, and votes, choose among its samples. The
         second one is run with each verifier."""
         (sampled, best_of_n), (stepwise, search) = searches.items()
-        together = SharedCandidates(verifiers)
-        names = list(verifiers)
-        tested = candidates(
-            self.solved(best_of_n, test.problems, together, sampled), together, test
-        )
-        right = {(sampled, chooser): hits for chooser, hits in choices(tested, names).items()}
-        for name, verifier in verifiers.items():
-            results = self.solved(search, test.problems, verifier, f"{stepwise}, {name}")
-            right[stepwise, name] = [test.grades(one.problem, one.answer) for one in results]
-        are_right = [one.right for one in tested]
+        names, seeds = list(verifiers), self.config.train.seeds
+        found: list[list[Candidates]] = []
+        right: dict[tuple[str, str], list[float]] = {}
+
+        def count(key: tuple[str, str], hits: Sequence[bool]) -> None:
+            before = right.get(key, [0.0] * len(hits))
+            right[key] = [sum_ + hit / seeds for sum_, hit in zip(before, hits, strict=True)]
+
+        for seed in range(seeds):
+            together = SharedCandidates(verifiers)
+            results = self.solved(best_of_n, test.problems, together, sampled, seed)
+            found.append(candidates(results, together, test))
+            for chooser, hits in choices(found[-1], names).items():
+                count((sampled, chooser), hits)
+            for name, verifier in verifiers.items():
+                results = self.solved(search, test.problems, verifier, f"{stepwise}, {name}", seed)
+                hits = [test.grades(one.problem, one.answer) for one in results]
+                count((stepwise, name), hits)
+        tested = list(zip(*found, strict=True))  # all candidates of each problem
+        are_right = [list(chain(*(one.right for one in problem))) for problem in tested]
         solutions = {
-            name: told_apart([one.scores[name] for one in tested], are_right) for name in names
+            name: told_apart(
+                [list(chain(*(one.scores[name] for one in problem))) for problem in tested],
+                are_right,
+            )
+            for name in names
         }
         rows = [{"search": s, "chooser": c, **accuracy(hits)} for (s, c), hits in right.items()]
         gains = []

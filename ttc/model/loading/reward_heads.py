@@ -15,6 +15,7 @@ from ttc.errors import UnsupportedModel
 HEADS = ("score", "v_head", "classifier")
 """What published models call their heads."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+NO_LANGUAGE_MODEL = "give a language model, or a verifier that reads heads"
 WAY_OUT = "give a reward model, or a verifier that asks a language model (LLMJudge)"
 
 
@@ -101,13 +102,25 @@ def read_head(source: str, dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), *others) if others else first
 
 
+def headless(model: Any) -> Any:
+    """A loaded language model. Raises UnsupportedModel for one with a reward head in its place."""
+    if isinstance(model, HeadedModel) or any(
+        isinstance(getattr(model, name, None), nn.Module) for name in HEADS
+    ):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has a reward head and is read as a language model here; "
+            f"{NO_LANGUAGE_MODEL}"
+        )
+    return model
+
+
 def check_headless(source: str) -> None:
     """Raise UnsupportedModel for weights with a reward head, where a language model is read: one
     with tied embeddings would be made up from what they hold."""
     if tensors := _head_tensors(source):
         raise UnsupportedModel(
             f"the weights of {source} hold a reward head ({min(tensors)}) and are read as a "
-            "language model's here; give a language model, or a verifier that reads heads"
+            f"language model's here; {NO_LANGUAGE_MODEL}"
         )
 
 

@@ -40,7 +40,7 @@ class Format(Options):
     turns: each step is a message of its own, the first one in the place of `{steps}` in the last
         message of `template`, and the mark is the assistant's answer to it.
     apart: question, steps and marks become tokens one by one, and not as a whole text.
-    instead: stands for a mark within a step, unless it is read "before".
+    instead: stands for a mark that the model itself wrote, unless it is read "before".
     """
 
     mark: NonEmptyText

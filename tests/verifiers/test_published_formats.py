@@ -30,6 +30,7 @@ from tests.helpers.reward_models import (
     sentence_tokenizer,
 )
 from tests.verifiers.test_reward_models import close_to, head_at, logits_at
+from ttc import UnsupportedModel
 from ttc.model.loading.reward_heads import HeadedModel
 from verifiers import TokenPRM
 
@@ -294,6 +295,18 @@ def test_the_models_own_marks_and_odd_texts_neither_shift_scores_nor_end_a_run(c
     asked = f"What does {mark} mean? \0 {{steps}} {{question}}"
     (scores,) = verifier.rate(branches[:1], [asked], engine)
     assert len(scores) == len(rows[0])
+
+
+def test_a_mark_that_a_full_stop_takes_in_is_refused_at_once_and_read_apart() -> None:
+    tokenizer = learnt(["\n", ".\n"], [])
+    assert len(tokenizer.encode("x.\n")) == 2
+    model, options = causal(tokenizer), {"mark": "\n", "step": "{step}{mark}"}
+    with pytest.raises(UnsupportedModel, match=r"joins the mark '\\n' with .*or apart=true"):
+        TokenPRM((model, tokenizer), **options).mirror(policy())
+    (scores,) = TokenPRM((model, tokenizer), apart=True, **options).rate_solutions([("1?", ["x."])])
+    tokens = [*tokenizer.encode("1?\n"), *tokenizer.encode("x."), *tokenizer.encode("\n")]
+    signs = [tokenizer.encode(sign)[0] for sign in "+-"]
+    assert scores == close_to([float(logits_at(model, tokens)[-1, signs].softmax(-1)[0])])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,6 +4,7 @@ refused by name."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from tests.helpers.reward_models import (
     grown,
     policy,
     seeded,
+    sentence_tokenizer,
 )
 from tests.verifiers.test_reward_models import MODELS, logits_at
 from ttc import InvalidInput, UnsupportedModel
+from ttc.model.loading.reward_heads import HeadedModel
 from verifiers import (
     LLMJudge,
     MathShepherd,
@@ -52,11 +55,10 @@ def test_a_built_in_one_is_a_format_that_users_can_give(name: str) -> None:
     built_in, _ = MODELS[name]()
     assert isinstance(built_in, MarkedSteps)
     form = built_in.published
-    named = ("mark", "good", "bad", "template", "step", "read", "turns", "apart")
-    given = {setting: getattr(form, setting) for setting in named}
+    given = {setting.name: getattr(form, setting.name) for setting in fields(form)}
     own = TokenPRM(built_in.model, separator=built_in.separator, **given)
     engine = policy()
-    texts = ("Tom has 12.\n\n3 * 4 = 12\n\n", "He eats 2.\n\nThen 1")
+    texts = ("Tom has 12.\n\n3 * 4 = 12\n\n", f"He {form.mark} eats 2.\n\nThen{form.mark} 1")
     branches = grown(engine, engine.root([1, 2]), *texts)
     questions = [QUESTION] * 2
     assert own.layouts(branches, questions) == built_in.layouts(branches, questions)
@@ -103,6 +105,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "two questions": ({"template": "{question}{question}{steps}"}, "once and then"),
     "no contents": ({"template": [{"role": "user"}]}, "a text or a list of messages"),
     "a number": ({"template": 5}, "template=5 is of type int"),
+    "a late number": ({"step": "{step} ({number}){mark}"}, r"\{number\} before them alone"),
+    "its own stand-in": ({"mark": " "}, r"mark=' ' is what would stand for it .*instead=' '"),
     "no mark": ({"step": "{step}"}, r"step='\{step\}' must hold"),
     "an empty mark": ({"mark": ""}, "mark is empty"),
     "nothing good": ({"good": []}, "good names no token"),
@@ -187,6 +191,59 @@ def test_a_folder_with_a_head_is_no_language_model(tmp_path: Path, tied: bool) -
         with pytest.raises(UnsupportedModel, match="hold a reward head"):
             verifier(folder).mirror(policy())
     assert by_output(folder).mirror(policy())
+
+
+@pytest.mark.parametrize("verifier", [MathShepherd, RLHFlowPRM, ThinkPRM, TokenPRM, LLMJudge])
+def test_a_loaded_model_with_a_head_is_no_language_model(verifier: Any) -> None:
+    model, tokenizer = language(num_labels=2)
+    classifier = seeded(hf.Qwen2ForTokenClassification, model.config)
+    for headed in (classifier, HeadedModel.of(classifier)):
+        with pytest.raises(UnsupportedModel, match="has a reward head and is read as a language"):
+            verifier(model=(headed, tokenizer)).mirror(policy())
+
+
+def test_a_tokenizer_of_a_larger_vocabulary_is_refused() -> None:
+    model, tokenizer = language()
+    tokenizer.add_tokens(["<good>", *(f"<{n}>" for n in range(9)), "<bad>"])
+    verifier = TokenPRM((model, tokenizer), good="<good>", bad="<bad>")
+    with pytest.raises(UnsupportedModel, match="that belong together"):
+        verifier.rate_solutions([(QUESTION, ["12"])])
+
+
+def test_nothing_written_is_rated_where_blanks_are_one_token() -> None:
+    """In "Step 1:  ки" a vocabulary like Mistral's has a token for both blanks, and none for the
+    mark with its own."""
+    tokenizer = sentence_tokenizer(["▁▁", "▁ки", "▁+", "▁-"])
+    settings = configuration("mistral", tokenizer, sliding_window=None)
+    model = seeded(hf.MistralForCausalLM, settings)
+    mark, *signs = (tokenizer.encode(text)[-1] for text in ("ки", "+", "-"))
+    before = tokenizer.encode(f"{QUESTION} Step 1: ")
+    assert mark not in tokenizer.encode(f"{QUESTION} Step 1:  ки")
+    expected = logits_at(model, [*before, mark])[-1, signs].softmax(-1)[0]
+    engine = policy()
+    empty, marked = grown(engine, engine.root([1, 2]), "", "12 ки ки", finished=True)
+    verifier = MathShepherd((model, tokenizer))
+    rows = verifier.rate([empty, marked], [QUESTION] * 2, engine)
+    assert rows[0] == [pytest.approx(float(expected), abs=1e-5)]
+    assert rows[1] == pytest.approx(verifier.rate_solutions([(QUESTION, ["12"])])[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "outcome", "think"])
+def test_a_nul_in_a_text_does_not_end_it(name: str) -> None:
+    """It is read as a character that is unknown, in what a model writes and in a question."""
+    if name in MODELS:
+        verifier = MODELS[name]()[0]
+    elif name == "think":
+        verifier = ThinkPRM(language())
+    else:
+        model, tokenizer = language(num_labels=1)
+        scored = seeded(hf.Qwen2ForSequenceClassification, model.config)
+        verifier = OutcomeReward((scored, tokenizer))
+    engine = policy()
+    texts = ("3 * 4\0 = 12\n\nSo\0.", "3 * 4\ufffd = 12\n\nSo\ufffd.")
+    nul, unknown = grown(engine, engine.root([1, 2]), *texts, finished=True)
+    assert verifier.layout(nul, "A\0?") == verifier.layout(unknown, "A\ufffd?")
+    assert len(verifier.layout(nul, "A\0?").whole) > len(verifier.layout(nul, "A").whole)
 
 
 def test_a_head_of_other_outputs_is_refused() -> None:

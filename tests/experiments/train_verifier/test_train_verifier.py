@@ -36,7 +36,7 @@ from tests.helpers.tiers import examples, slow
 from ttc import Branch, InvalidInput, Problem
 from ttc.model.loading.load import load
 from ttc.text.equality import AnswerReader
-from verifiers import ValueHead
+from verifiers import TokenPRM, ValueHead
 
 # ---------------------------------------------------------------- rollouts and labels
 
@@ -155,6 +155,8 @@ def test_a_split_keeps_whole_problems_and_both_parts(count: int, share: float, s
         (["train.samples=0"], r"train\.samples=0 must be at least 1"),
         (["train.separator="], r"train\.separator is empty"),
         (["search=self_consistency"], "asks no verifier"),
+        (["train.verifier=token_prm"], r"trains adapters; give train\.lora_rank=8"),
+        (["train.verifier=prm"], "train.verifier=prm is unknown; use one of value_head, token_prm"),
         (["train.record=nowhere/at/all.json"], "in a folder that does not exist"),
         (["+train.data.limit=200"], "0 may be used"),
     ],
@@ -468,10 +470,14 @@ def test_what_is_trained_is_saved_described_and_loads_with_the_same_scores(
     assert re.search(rf"\| test +\| {len(questions[::3])} ", card)
 
 
-def tuned(base: Path, learning_rate: float) -> list[torch.Tensor]:
+def tuned(base: Path, learning_rate: float, of_tokens: bool = False) -> list[torch.Tensor]:
     """The factors of adapters that were trained to tell sums of equal numbers from others."""
     model, tokenizer = load(str(base), dtype="float32")
-    training = LoraTraining(model, tokenizer, LoraSettings(2, 8, learning_rate, 4), seed=3)
+    verifier: ValueHead | TokenPRM = ValueHead.on(model, tokenizer)
+    if of_tokens:
+        options = {"mark": "\n", "step": "{step}{mark}", "template": "{question}{steps}"}
+        verifier = TokenPRM((model, tokenizer), good=["1", "+"], bad="0", **options)
+    training = LoraTraining(model, LoraSettings(2, 8, learning_rate, 4), 3, verifier)
     solved = [
         Solution(Problem(f"{a}+{b}"), [f"{a}", f"{end}"], [0.5, float(a == b)], a == b)
         for a, b, end in product("01", "01", "01+? ")
@@ -482,8 +488,71 @@ def tuned(base: Path, learning_rate: float) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_adapters_follow_from_the_seed(base: Path) -> None:
-    once, again = tuned(base, 0.003), tuned(base, 0.003)
+def test_a_model_whose_tokens_rate_is_trained_and_loads_as_token_prm(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the seeds, twice the candidates; the folder's scores are plain transformers'."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.runs.provenance.code_hash", str.upper)  # takes seconds
+    questions = ["+".join(bits) for n in (2, 3, 4) for bits in product("01", repeat=n)]
+    test = sums(tmp_path / "test.jsonl", questions[::3])
+    training = sums(tmp_path / "training.jsonl", questions)
+    overrides = [
+        f"model.name={base}",
+        "model.dtype=float32",
+        "dataset=file",
+        f"dataset.path={test}",
+        "dataset.raw=true",
+        "dataset.instruction='{question} '",
+        "dataset.limit=null",
+        f"+train.data.path={training}",
+        "train.verifier=token_prm",
+        r'+train.format.mark="\n"',
+        "+train.format.good='1'",
+        "+train.format.bad='0'",
+        '+train.format.template="{question}{steps}"',
+        '+train.format.step="{step}{mark}"',
+        "train.folder=prm",
+        "train.problems=16",
+        "train.rollouts=6",
+        "train.continuations=3",
+        "train.step_tokens=6",
+        "train.max_steps=3",
+        "train.samples=4",
+        "train.seeds=2",
+        "train.lora_rank=4",
+        "train.learning_rate=0.01",
+        "search.step_tokens=6",
+        "search.max_steps=3",
+        "verifier=none",
+    ]
+    record = run(configuration("train_verifier", *overrides), overrides)
+    assert record["verifier"] == "token PRM" and record["fit"]["lora"]["rank"] == 4
+    options = {"good": "1", "bad": "0", "template": "{question}{steps}", "step": "{step}{mark}"}
+    verifier = TokenPRM("prm", mark="\n", separator="\n", dtype="float32", **options)
+    plain = hf.AutoModelForCausalLM.from_pretrained("prm").eval()
+    tokenizer = hf.AutoTokenizer.from_pretrained("prm")
+    text, scores = "0+1", []
+    for step in ("1+0", "1"):
+        text += f"{step}\n"
+        with torch.no_grad():
+            logits = plain(torch.tensor([tokenizer.encode(text)])).logits[0, -1]
+        scores.append(float(logits[[1, 0]].softmax(-1)[0]))
+    assert verifier.rate_solutions([("0+1", ["1+0", "1"])])[0] == pytest.approx(scores, abs=1e-5)
+    accuracy = {(row["search"], row["chooser"]): row["accuracy"] for row in record["searches"]}
+    halves = 2 * len(questions[::3])  # of a problem that is right with one of two seeds
+    assert all(
+        value * halves == pytest.approx(round(value * halves)) for value in accuracy.values()
+    )
+    assert ("best-of-4", "votes weighed by the token PRM") in accuracy
+    card = (tmp_path / "prm" / "README.md").read_text()
+    assert r"""verifier=token_prm 'verifier.separator="\n"' 'verifier.mark="\n"'""" in card
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_tokens", [False, True])
+def test_adapters_follow_from_the_seed(of_tokens: bool, base: Path) -> None:
+    once, again = tuned(base, 0.003, of_tokens), tuned(base, 0.003, of_tokens)
     assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
     assert any(weights.any() for weights in once)
 

@@ -156,7 +156,10 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/memory.md": {},
     "docs/placement.md": {},
     "docs/evaluation.md": {},
-    f"{BESIDE}/value_head.md": {"value_head": ("value_head", card.tables)},
+    f"{BESIDE}/value_head.md": {
+        "value_head": ("value_head", card.tables),
+        "token_prm": ("token_prm", card.tables),
+    },
     "docs/rksc.md": {
         "rksc_arms": (
             "rksc_arms",

@@ -114,11 +114,19 @@ def test_evicted_branches_of_several_problems_decode_as_plain_ones(family: str, 
     check(family, order, "resident", None)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("share", [0.9, 0.6])
-@pytest.mark.parametrize("policy", some_quick(POLICIES, ["resident", "paged"]))
-@pytest.mark.parametrize("family", some_quick(["llama", "jamba"], ["llama"]))
+PAIRS = {"llama": ORDERS, "jamba": ORDERS[::-1]}
+UNDER_POLICIES = [
+    (family, policy, share, order)
+    for family, orders in PAIRS.items()
+    for policy in POLICIES
+    for share, order in zip((0.9, 0.6), orders, strict=True)
+]
+"""Any two of a family, a policy, a budget and an order meet."""
+
+
+@pytest.mark.parametrize(
+    ("family", "policy", "share", "order"), some_quick(UNDER_POLICIES, UNDER_POLICIES[:1])
+)
 def test_and_under_every_policy(family: str, policy: str, share: float, order: str) -> None:
     check(family, order, policy, share)
 

@@ -38,7 +38,7 @@ def in_orders(problem: Problem, count: int, seed: int) -> Iterator[Problem]:
     letters = str(problem.metadata.get("choices") or "")
     texts = problem.metadata.get("choice_texts")
     listed = with_choices("", dict(zip(letters, texts or (), strict=False)))
-    if not texts or not problem.answer or not problem.question.endswith(listed):
+    if not texts or problem.answer not in [*letters] or not problem.question.endswith(listed):
         raise InvalidInput(
             f"dataset.orders={count} is of choices, and this question has none that are known; "
             "leave it out, or give a reader that makes its problems by "

@@ -27,6 +27,8 @@ COMMANDS = {
     "default_task": "five searches on the default task",
     "searches": "every search at equal token budgets, and which differences are real",
     "aggregation": "searches whose model reads its own answers, beside others",
+    "talks": "conversations by several searches, and on a server",
+    "orders": "choices in four orders: their interval, beside that of one",
     "best_searches": "the best searches on more problems, over some seeds",
     "reward_model": "a reward model that follows the tree, against whole texts",
     "tools": "word problems with a calculator and without",

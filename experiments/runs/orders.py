@@ -38,7 +38,8 @@ def in_orders(problem: Problem, count: int, seed: int) -> Iterator[Problem]:
     letters = str(problem.metadata.get("choices") or "")
     texts = problem.metadata.get("choice_texts")
     listed = with_choices("", dict(zip(letters, texts or (), strict=False)))
-    if not texts or problem.answer not in [*letters] or not problem.question.endswith(listed):
+    gold = problem.answer
+    if not texts or gold is None or gold not in [*letters] or not problem.question.endswith(listed):
         raise InvalidInput(
             f"dataset.orders={count} is of choices, and this question has none that are known; "
             "leave it out, or give a reader that makes its problems by "
@@ -46,7 +47,7 @@ def in_orders(problem: Problem, count: int, seed: int) -> Iterator[Problem]:
         )
     asked = problem.question.removesuffix(listed)
     rng = random.Random(f"{seed}:orders:{asked}")
-    right = letters.index(problem.answer)
+    right = letters.index(gold)
     for number, order in enumerate(orders_of(len(letters), count, rng)[1:], 2):
         moved = [texts[place] for place in order]
         yield replace(

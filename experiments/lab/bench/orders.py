@@ -23,7 +23,7 @@ from experiments.runs.summary import by_question, interval_of, is_right, mean
 
 SEARCHES = {
     "greedy": "search=greedy search.max_tokens=64",
-    "self_consistency": "search=self_consistency search.n=8 search.max_tokens=64",
+    "self_consistency": "search=self_consistency search.n=4 search.max_tokens=64",
 }
 """For each row what its command sets."""
 
@@ -32,7 +32,7 @@ Records = Sequence[dict[str, Any]]
 
 def run(
     *,
-    questions: int = 50,
+    questions: int = 30,
     orders: int = 4,
     shots: Annotated[int, "worked examples, of other questions"] = 4,
     runs: Annotated[Path, "the folder of the runs"] = Path("outputs/orders"),

@@ -20,7 +20,8 @@ from experiments.eval.merge.merging import merge
 from experiments.eval.select import load, score
 from experiments.runs.data import load_examples, load_task
 from experiments.runs.finished import FinishedRun
-from experiments.runs.orders import orders_of
+from experiments.runs.orders import in_orders as in_orders_of
+from experiments.runs.orders import lettered, orders_of
 from experiments.runs.problem_loop import run
 from experiments.runs.stats import standard_error, wilson
 from experiments.runs.summary import by_question, interval_of, is_right, summarise
@@ -147,6 +148,9 @@ def test_questions_without_choices_have_no_orders(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [{"question": "1 + 1?", "answer": "2"}])
     with pytest.raises(InvalidInput, match=r"dataset\.orders=2 is of choices, and this question"):
         load_task(dataset(name="plain", path=path, orders=2))
+    unlike = lettered("Which?", "q", {"A": "one", "B": "two"}, "C", {})
+    with pytest.raises(InvalidInput, match="has none that are known"):
+        list(in_orders_of(unlike, 2, 0))
     with pytest.raises(InvalidInput, match=r"dataset.task=sums takes them; use dataset.orders=1"):
         load_task(dataset(name="plain", task="sums", orders=2))
 

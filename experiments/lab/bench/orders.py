@@ -2,7 +2,8 @@
 interval clustered by question beside the one that takes orders for problems of their own and that of
 one order.
 
-The questions are sums of `examples/choices.py`: GPQA needs an account on the hub.
+The questions are sums of `examples/choices.py`, answered at once after examples without reasoning:
+GPQA needs an account on the hub.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from experiments.runs.stats import wilson
 from experiments.runs.summary import by_question, interval_of, is_right, mean
 
 SEARCHES = {
-    "greedy": "search=greedy search.max_tokens=64",
-    "self_consistency": "search=self_consistency search.n=4 search.max_tokens=64",
+    "greedy": "search=greedy search.max_tokens=16",
+    "self_consistency": "search=self_consistency search.n=8 search.max_tokens=16",
 }
 """For each row what its command sets."""
 
@@ -32,9 +33,9 @@ Records = Sequence[dict[str, Any]]
 
 def run(
     *,
-    questions: int = 30,
+    questions: int = 40,
     orders: int = 4,
-    shots: Annotated[int, "worked examples, of other questions"] = 4,
+    shots: Annotated[int, "solved examples, of other questions"] = 4,
     runs: Annotated[Path, "the folder of the runs"] = Path("outputs/orders"),
     out: Path = RESULTS / "orders.json",
 ) -> None:
@@ -48,7 +49,7 @@ def run(
     common = [
         *("dataset=arc_challenge", f"dataset.path={files[0]}", "model.dtype=float32"),
         *(f"dataset.shots={shots}", f"dataset.shots_path={files[1]}"),
-        *("dataset.fields.solution=solution", f"dataset.orders={orders}"),
+        f"dataset.orders={orders}",
     ]
     rows = []
     for name, words in SEARCHES.items():

@@ -22,10 +22,7 @@ from experiments.runs.provenance import provenance
 from experiments.runs.stats import wilson
 from experiments.runs.summary import by_question, interval_of, is_right, mean
 
-SEARCHES = {
-    "greedy": "search=greedy search.max_tokens=16",
-    "self_consistency": "search=self_consistency search.n=8 search.max_tokens=16",
-}
+SEARCHES = {"greedy": "search=greedy search.max_tokens=16"}
 """For each row what its command sets."""
 
 Records = Sequence[dict[str, Any]]

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
 from experiments.lab.bench.best_searches import made_runs
+from experiments.lab.bench.dtypes import default_dtype
 from experiments.lab.bench.options import RESULTS
 from experiments.lab.records import save
 from experiments.runs.provenance import provenance
@@ -30,9 +31,9 @@ Records = Sequence[dict[str, Any]]
 
 def run(
     *,
-    questions: int = 40,
+    questions: int = 24,
     orders: int = 4,
-    shots: Annotated[int, "solved examples, of other questions"] = 4,
+    shots: Annotated[int, "solved examples, of other questions"] = 2,
     runs: Annotated[Path, "the folder of the runs"] = Path("outputs/orders"),
     out: Path = RESULTS / "orders.json",
 ) -> None:
@@ -44,7 +45,7 @@ def run(
         command = [sys.executable, "examples/choices.py", *map(str, (files[seed], seed, count))]
         subprocess.run(command, check=True)
     common = [
-        *("dataset=arc_challenge", f"dataset.path={files[0]}", "model.dtype=float32"),
+        *("dataset=arc_challenge", f"dataset.path={files[0]}", f"model.dtype={default_dtype()}"),
         *(f"dataset.shots={shots}", f"dataset.shots_path={files[1]}"),
         f"dataset.orders={orders}",
     ]
@@ -55,7 +56,7 @@ def run(
     words = f"--questions {questions} --orders {orders} --shots {shots}"
     record = provenance(
         f"python -m experiments.bench orders {words}",
-        model="smollm2-135m, float32, its real weights",
+        model=f"smollm2-135m, {default_dtype()}, its real weights",
     )
     save(record | {"rows": rows}, out)
     print(table(rows))

@@ -32,7 +32,6 @@ SEARCHES = {
     "greedy": "search=greedy search.max_tokens=48",
     "self_consistency": f"search=self_consistency {SAMPLED}",
     "arithmetic": f"search=best_of_n verifier=arithmetic {SAMPLED}",
-    "self": f"search=best_of_n verifier=self {SAMPLED}",
     "last message alone": "search=greedy search.max_tokens=48 dataset.fields.question=alone",
 }
 """For each row what its command sets."""
@@ -72,8 +71,8 @@ def talks(count: int) -> list[dict[str, Any]]:
 def run(
     *,
     problems: int = 30,
-    seeds: Sequence[int] = (0, 1),
-    served: Annotated[int, "conversations that are sent to a server too"] = 6,
+    seeds: Sequence[int] = (0,),
+    served: Annotated[int, "conversations that are sent to a server too"] = 3,
     runs: Annotated[Path, "the folder of the runs"] = Path("outputs/talks"),
     out: Path = RESULTS / "talks.json",
 ) -> None:

@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 SLOW_FILES = {
     "tests/experiments/lab/test_bench_gpu_resources.py",
     "tests/experiments/lab/test_bench_kv_storage.py",
-    "tests/experiments/server/test_schema_clients.py",
     "tests/experiments/server/test_serve_soak.py",
     "tests/search/test_real_model.py",
     "tests/search/test_steady_token.py",

@@ -20,6 +20,7 @@ COMMANDS = {
     "speculative": "prompt lookup and a draft model at 1, 2 and 4 branches",
     "schema": "answers by a schema beside free ones: a pass, and the choice of its tokens",
     "serve": "clients of the server: first tokens, tokens/s and fairness, beside vLLM's",
+    "clients": "unchanged clients of others against the server: what is served, what refused",
     "remote": "searches on a server beside the engine of this machine",
     "gpu": "first contact with a GPU: what is right there, how fast, as a file to send",
     "gpu_resources": "registers, spills and shared memory of the GPU kernel; needs no GPU",

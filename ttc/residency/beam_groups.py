@@ -143,6 +143,12 @@ class BeamGroups(Offloading):
             return super().pieces(paths, counts, ends)
         return self.copies.pieces(paths, counts, ends)
 
+    def resume(self, storage: Storage, one_each: bool) -> bool:
+        resumed = super().resume(storage, one_each)
+        if resumed and self.copies is not None:
+            self.copies.rewound(storage)
+        return resumed
+
     # ---------------------------------------------------------------- what leaves
 
     def state_on_device(self) -> bool:

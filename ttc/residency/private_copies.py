@@ -79,6 +79,13 @@ class PrivateCopies:
         ]
         return max(candidates, key=lambda own: (own[0][2], own[1].device.count(None)), default=None)
 
+    def rewound(self, storage: Storage) -> None:
+        """Others write a storage from its end on: copies of what was there before are of nobody."""
+        for copies in (self.here, self.ahead):
+            stale = [own for own in copies if own[0][0] is storage and own[0][2] > storage.filled]
+            copies[:] = [own for own in copies if own not in stale]
+            self._drop(stale)
+
     def close(self) -> None:
         self._drop(self.here)
         self._drop(self.ahead)

@@ -35,6 +35,9 @@ def test_a_problem_has_its_own_result_in_any_combination(seed: int) -> None:
 GROUPS: dict[str, Any] = {"memory": "unshared_groups", "problems": 3}
 FOUND: list[dict[str, Any]] = [
     GROUPS | {"budget": 3.0, "placement": "split_layer"},
+    GROUPS
+    | {"search": "deep_conf", "problems": 5, "prompt_tokens": 36, "budget": 1.6}
+    | {"block_tokens": 16, "prefetch": False, "concurrency": 2, "prefill_tokens": 64},
     *(
         GROUPS
         | {"model": model, "search": "particle_filter", "verifier": "at_once"}

@@ -27,7 +27,7 @@ PICK = (
     "Which of these solutions is right? Compare them, and end with 'The best is Solution N.', N "
     "being its number."
 )
-PICKED = re.compile(r"solution\s*[#:]?\s*\**(\d+)", re.IGNORECASE)
+PICKED = re.compile(r"solution(?:\s*[#:])?\s*\**(\d+)", re.IGNORECASE)
 
 ReadTogether = list[tuple[Branch, str]]
 """Answers that are read together, each with its text as it is shown."""

@@ -322,7 +322,7 @@ def drawn(seed: int) -> Combination:
         prompt_tokens=r.choice([3, 12, 20, 36]),
         spends=r.choice([None, None, None, 25]),
         penalty=r.choice([None, None, None, 1.3]),
-        grammar=r.choice([False, False, False, True]),
+        grammar=r.choice([False, False, False, True]) and not SEARCHES[search].puts_words,
     )
     r = random.Random(f"settings of {seed}")
 

@@ -266,7 +266,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     (
         {"input": "a", "text": {"format": {"type": "json_schema"}}},
         "text.format",
-        "give json_schema with type=json_schema",
+        "give schema with type=json_schema",
     ),
     (
         {"search": "budget_forcing", "thinking_token_budget": 0},

@@ -19,7 +19,7 @@ FAST = ("llama", "beam_search")
 CASES = [(model, search) for model, searches in RECORD["cases"].items() for search in searches]
 
 
-def compared_here(model: str, search: str) -> dict[str, Any]:
+def compared(model: str, search: str) -> dict[str, Any]:
     """Of a small model's cases every second one, by turns: each search with a feature and a policy
     meets two models or three, and each model meets all features with all policies."""
     cases = RECORD["cases"][model][search]
@@ -34,7 +34,7 @@ def compared_here(model: str, search: str) -> dict[str, Any]:
     [pytest.param(*case, marks=[pytest.mark.slow] * (case != FAST)) for case in CASES],
 )
 def test_a_search_gives_what_was_recorded(model: str, search: str) -> None:
-    record = RECORD | {"cases": {model: {search: compared_here(model, search)}}}
+    record = RECORD | {"cases": {model: {search: compared(model, search)}}}
     assert golden.differences(record, model, search) == []
 
 
@@ -45,11 +45,9 @@ def test_what_is_tested_of_it_has_every_pair_that_is_recorded() -> None:
         met = set()
         for search in SEARCHES:
             cases = golden.cases(model, search)
-            on_models.update((search, feature) for feature in compared_here(model, search))
-            met |= {(feature, cases[feature].memory) for feature in compared_here(model, search)}
-            searched |= {
-                (search, cases[feature].memory) for feature in compared_here(model, search)
-            }
+            on_models.update((search, feature) for feature in compared(model, search))
+            met |= {(feature, cases[feature].memory) for feature in compared(model, search)}
+            searched |= {(search, cases[feature].memory) for feature in compared(model, search)}
         assert met == {(f, policy) for f in golden.FEATURES for policy in golden.POLICIES}
     assert on_models.keys() == {(s, feature) for s in SEARCHES for feature in golden.FEATURES}
     assert min(on_models.values()) >= 2

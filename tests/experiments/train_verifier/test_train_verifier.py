@@ -379,6 +379,20 @@ def sums(path: Path, questions: list[str]) -> Path:
     return path
 
 
+def on_sums(base: Path, test: Path, training: Path) -> list[str]:
+    """What sets a small model, and sums to test it and to train it on."""
+    return [
+        f"model.name={base}",
+        "model.dtype=float32",
+        "dataset=file",
+        f"dataset.path={test}",
+        "dataset.raw=true",
+        "dataset.instruction='{question} '",
+        "dataset.limit=null",
+        f"+train.data.path={training}",
+    ]
+
+
 @pytest.mark.parametrize("rank", [0, slow(4)], ids=["head", "lora"])
 def test_what_is_trained_is_saved_described_and_loads_with_the_same_scores(
     rank: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -393,14 +407,7 @@ def test_what_is_trained_is_saved_described_and_loads_with_the_same_scores(
         sums(tmp_path / "training.jsonl", questions),
     )
     overrides = [
-        f"model.name={base}",
-        "model.dtype=float32",
-        "dataset=file",
-        f"dataset.path={test}",
-        "dataset.raw=true",
-        "dataset.instruction='{question} '",
-        "dataset.limit=null",
-        f"+train.data.path={training}",
+        *on_sums(base, test, training),
         "train.folder=head",
         "train.record=figures.json",
         f"train.problems={16 if rank else 8}",
@@ -498,14 +505,7 @@ def test_a_model_whose_tokens_rate_is_trained_and_loads_as_token_prm(
     test = sums(tmp_path / "test.jsonl", questions[::3])
     training = sums(tmp_path / "training.jsonl", questions)
     overrides = [
-        f"model.name={base}",
-        "model.dtype=float32",
-        "dataset=file",
-        f"dataset.path={test}",
-        "dataset.raw=true",
-        "dataset.instruction='{question} '",
-        "dataset.limit=null",
-        f"+train.data.path={training}",
+        *on_sums(base, test, training),
         "train.verifier=token_prm",
         r'+train.format.mark="\n"',
         "+train.format.good='1'",

@@ -11,6 +11,7 @@ import re
 import runpy
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _engine(name: str, **options: Any) -> Engine:
+def _engine(name: str, dtype: str = "auto", **options: Any) -> Engine:
     """As `Engine.from_pretrained`, with a model that is loaded once for all."""
-    model, tokenizer, runner = loaded(name, "auto", "auto")
+    model, tokenizer, runner = loaded(name, "auto", dtype)
     return Engine(model, tokenizer, runner=runner, **options)
 
 
@@ -94,10 +95,22 @@ def test_the_memory_policy_of_the_page_changes_nothing_but_where_kv_lies(folder:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", SAYS)
+@pytest.mark.parametrize(
+    ("file", "dtype"),
+    [
+        *((file, "auto") for file in SAYS),
+        ("my_memory.py", "bfloat16"),  # KV of half the size must not fit its budget either
+        ("my_memory.py", "float32"),
+    ],
+)
 def test_a_file_of_the_page_runs_as_printed(
-    file: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    file: str,
+    dtype: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(Engine, "from_pretrained", partial(_engine, dtype=dtype))
     runpy.run_path(file, run_name="__main__")
     said = capsys.readouterr().out.strip()
     assert re.search(SAYS[file], said, re.DOTALL | re.MULTILINE), said

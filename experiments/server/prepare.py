@@ -8,6 +8,7 @@ from secrets import randbelow
 from typing import Any, ClassVar
 
 from experiments.runs.grading import AnswerReading
+from experiments.server.access import log
 from experiments.server.offer import PLAIN
 from experiments.server.refusal import Refusal
 from experiments.server.requests import Body, ChatBody, CompletionBody, check_most
@@ -122,7 +123,7 @@ class Preparer:
             self._options(body, search, template), cancel=self.stopping if name != PLAIN else None
         )
         try:
-            config = SearchConfig.of(self._thinking(search, template), self.engine, options)
+            config = SearchConfig.of(self._thinking(body, search, template), self.engine, options)
         except InvalidInput as error:
             names = dict(OPTIONS)
             if body.reasoning_effort is not None:
@@ -151,15 +152,19 @@ class Preparer:
         text = decoded(tokens, self.engine.tokenizer, special=True)
         return Problem(text), replace(config, template=TokenPrompt(given=tuple(tokens)))
 
-    def _thinking(self, search: Search, template: PromptTemplate) -> Search:
-        """The search, with thinking on in place of an effort for models that think and whose chat
-        template takes none."""
+    def _thinking(self, body: Body, search: Search, template: PromptTemplate) -> Search:
+        """The search. Where the chat template takes no effort, thinking is on in its place for a
+        model that thinks, and the field `reasoning_effort` changes nothing for another one."""
         tokenizer = self.engine.tokenizer
         effort = search.thinking not in ("auto", "on", "off")
         if not effort or template.raw or EFFORT in variables(tokenizer):
             return search
         thinks = Thoughts.of(tokenizer, self.options.thinking_marks) or switches(tokenizer)
-        return replace(search, thinking="on") if thinks else search
+        if not thinks and body.reasoning_effort is None:
+            return search
+        if not thinks:
+            log.info("passed over %s=%s: the model does not think", EFFORT, search.thinking)
+        return replace(search, thinking="on" if thinks else "auto")
 
     def _chat(self, body: ChatBody) -> tuple[list[str | list[int]], PromptTemplate]:
         try:

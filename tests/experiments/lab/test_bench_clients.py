@@ -21,7 +21,7 @@ from ttc import Engine
 from ttc.model.loading.default_model import smollm2_folder
 
 PYTHON = os.environ.get("TTC_CLIENTS_PYTHON", sys.executable)
-REFUSED = {"openai chat, effort": "reasoning_effort=minimal", "openai completions, echo": "echo="}
+REFUSED = {"openai completions, echo": "echo="}
 
 
 @pytest.fixture(scope="module")

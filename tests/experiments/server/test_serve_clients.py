@@ -465,6 +465,19 @@ def test_efforts_from_none_to_xhigh_reach_the_chat_template() -> None:
             assert prompt_tokens(reasoning_effort="none") == plain + len("none")
 
 
+@pytest.mark.parametrize("effort", ["minimal", "xhigh"])
+def test_an_effort_changes_nothing_for_a_model_that_does_not_think_and_the_log_says_so(
+    shared: Running, effort: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ttc.serve")
+    ask: dict[str, Any] = {"messages": said("go"), "seed": 1, "max_tokens": 5}
+    plain = posted(shared, "chat/completions", **ask)["choices"]
+    assert posted(shared, "chat/completions", **ask, reasoning_effort=effort)["choices"] == plain
+    assert f"passed over reasoning_effort={effort}: the model does not think" in caplog.messages
+    by_input: dict[str, Any] = {"input": "go", "reasoning": {"effort": effort}}
+    assert posted(shared, "responses", max_output_tokens=3, **by_input)["output"]
+
+
 # ---------------------------------------------------------------- what is cut off
 
 

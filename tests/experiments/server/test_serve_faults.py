@@ -247,7 +247,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"min_tokens": 3}, "min_tokens", "min_tokens=3: not offered"),
     ({"ignore_eos": 0}, "ignore_eos", "ignore_eos=0: not offered"),
     ({"temprature": 1}, "temprature", "is not offered here; leave it out, or is it temperature"),
-    ({"reasoning_effort": "low"}, "reasoning_effort", "=low is for chat templates with reasoning_"),
+    ({"search": {"name": "best_of_n", "thinking": "low"}}, "search.thinking", "=low is for chat t"),
     ({"prompt": "a", "reasoning_effort": "high"}, "reasoning_effort", "=high is for chat templ"),
     ({"prompt": []}, "prompt", "prompt=\\[\\]"),
     ({"prompt": ["a", " "]}, "prompt", "the prompt is empty"),
@@ -260,7 +260,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"input": [{"type": "file"}]}, "input.0.type", "use 'message', 'function_call'"),
     ({"input": "a", "previous_response_id": "x"}, "previous_response_id", "nothing is stored"),
     ({"input": "a", "max_output_tokens": 901}, "max_output_tokens", "_tokens=901 is more than"),
-    ({"input": "a", "reasoning": {"effort": "low"}}, "reasoning.effort", "effort=low is for chat"),
+    ({"input": "a", "reasoning": {"effort": "most"}}, "reasoning.effort", "effort='most': "),
     ({"input": "a", "conversation": "c"}, "conversation", "conversation is not offered here"),
     ({"input": "a", "tools": [{"type": "web_search"}]}, "tools.0.type", "use 'function'"),
     (

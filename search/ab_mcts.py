@@ -27,7 +27,7 @@ class NormalInverseChiSquared:
     nu: float
     tau2: float
 
-    def given(self, rewards: Sequence[float]) -> NormalInverseChiSquared:
+    def posterior(self, rewards: Sequence[float]) -> NormalInverseChiSquared:
         n = len(rewards)
         if n == 0:
             return self
@@ -142,7 +142,7 @@ class ABMCTS(Search):
         far."""
         if len(case.models) < 2:
             return root.model
-        draws = [PRIOR.given(written.get(name, ())).draw(case.rng) for name in case.models]
+        draws = [PRIOR.posterior(written.get(name, ())).draw(case.rng) for name in case.models]
         return case.models[int(np.argmax(draws))]
 
     def _start(
@@ -170,24 +170,24 @@ class ABMCTS(Search):
         if start.model != model:
             (start,) = yield Handoff([start], model)
         if node.parent is not None:
-            (asked,) = yield from ask([start], self.feedback)
-            if asked is None:
+            (turn,) = yield from ask([start], self.feedback)
+            if turn is None:
                 if start is not node.branch:
                     yield Release([start])
                 raise ContextExceeded("there is no room for a refinement")
             if start is not node.branch or len(case.models) < 2:
                 yield Release([start])  # another model may still be shown the answer
-            start = asked
+            start = turn
         node.starts[model] = start
 
 
 def descend(node: AnswerNode, rng: np.random.Generator) -> AnswerNode:
     while node.children:
         generate, go_on = (
-            PRIOR.given(rewards).draw(rng) for rewards in (node.generated, node.continued)
+            PRIOR.posterior(rewards).draw(rng) for rewards in (node.generated, node.continued)
         )
         if generate >= go_on:
             break
-        draws = [PRIOR.given(child.rewards).draw(rng) for child in node.children]
+        draws = [PRIOR.posterior(child.rewards).draw(rng) for child in node.children]
         node = node.children[int(np.argmax(draws))]
     return node

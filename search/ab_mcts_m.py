@@ -54,9 +54,9 @@ class ABMCTSM(ABMCTS):
     def model(self, case: Case, root: Branch, written: Mapping[str, Sequence[float]]) -> str:
         if len(case.models) < 2:
             return root.model
-        known = [name for name in case.models if name in written]
-        draws = draw_scores([written[name] for name in known], case.rng)
-        scores = dict(zip(known, draws, strict=False))
+        names = [name for name in case.models if name in written]
+        draws = draw_scores([written[name] for name in names], case.rng)
+        scores = dict(zip(names, draws, strict=False))
         unseen = float(draws[-1])
         return max(case.models, key=lambda name: scores.get(name, unseen))
 

@@ -31,14 +31,14 @@ USES = {Append: "appended to", Handoff: "handed on", Rate: "rated", Expand: "exp
 class Chat(NamedTuple):
     """The conversation of a branch.
 
-    template: the words around its question. said: what follows that, the model's answers and the
-    user's words in turn.
+    template: the words around its question. turns: what follows that, the model's answers and the
+        user's words in turn.
     start: `len(tokens)` where the model's last answer begins.
     """
 
     template: PromptTemplate
     question: str
-    said: tuple[str, ...]
+    turns: tuple[str, ...]
     start: int
 
 
@@ -59,7 +59,7 @@ class ActiveSearch:
     waiting: of an `Expand`, the parents whose children are still to be made. children, growing:
         those so far, and those whose step is under way, with what is left of it where it has parts.
     tool_runs: the calls of tools, by what is called; equal ones are made once.
-    told_tokens: the generated tokens that `writing` has told of.
+    sent_tokens: the generated tokens that `writing` has given.
 
     begun: whether the search has been asked for its first request. over: whether it was broken off,
         so that no answer reaches it any more.
@@ -89,7 +89,7 @@ class ActiveSearch:
     spending: Spending = field(init=False)
     tool_runs: dict[str, Any] = field(default_factory=dict)
     answered: int = 0
-    told_tokens: int = 0
+    sent_tokens: int = 0
     begun: bool = False
     over: bool = False
     error: str | None = None
@@ -198,7 +198,7 @@ class ActiveSearch:
 
     # ------------------------------------------------------------ budget
 
-    def next_part(self, engine: Backend) -> tuple[int, int]:
+    def affordable(self, engine: Backend) -> tuple[int, int]:
         """How many of the waiting children the budget pays for now, their rating included, and the
         tokens of each step."""
         step, rater, question = self.step_tokens, self.config.rater, self.question
@@ -257,10 +257,10 @@ class ActiveSearch:
             if above is not None:
                 branch.score = above.score
         limits = ", ".join(f"{name}={value}" for name, value in self.budget.limits.items())
-        said = f"the budget of this problem is spent: {limits}"
+        message = f"the budget of this problem is spent: {limits}"
         if why == "cancelled":
-            said = "this problem was cancelled"
-        self._take(lambda: self.steps.throw(BudgetExceeded(said)))
+            message = "this problem was cancelled"
+        self._take(lambda: self.steps.throw(BudgetExceeded(message)))
 
     def break_off(self, why: Stopped) -> list[Branch]:
         """End the search between two tokens, with what it returns now, else with its live branches
@@ -340,7 +340,7 @@ class ActiveSearch:
             order = [best, *(branch for branch in order if branch is not best)]
         records = {branch: BranchRecord.of(branch) for branch in order}
         by_model = {model: replace(meter) for model, meter in self.spending.meters.items()}
-        first_turn = {branch: not chat.said for branch, chat in self.chats.items()}
+        first_turn = {branch: not chat.turns for branch, chat in self.chats.items()}
         own_marks = self.config.options.thinking_marks is None
         return Result(
             self.problem,
@@ -389,7 +389,7 @@ class ActiveSearch:
         branch.about = self.problem.metadata
         branch.thoughts = thoughts = self.config.thoughts
         if thoughts is not None:
-            end = chat.template.end_of_prompt(chat.question, tokenizer, chat.said)
+            end = chat.template.end_of_prompt(chat.question, tokenizer, chat.turns)
             branch.begin_turn(chat.start, thoughts.begun(branch.tokens[: chat.start], end))
 
     def retire(self, branches: Iterable[Branch]) -> list[Branch]:
@@ -420,10 +420,10 @@ class ActiveSearch:
         self.tree.wrote(child, child.steps[-1])
 
     def writing(self) -> Progress | None:
-        """What the steps under way have written so far, None where that has been said."""
-        if self.usage.generated_tokens == self.told_tokens:
+        """What the steps under way have written so far, None where it has given that."""
+        if self.usage.generated_tokens == self.sent_tokens:
             return None
-        self.told_tokens = self.usage.generated_tokens
+        self.sent_tokens = self.usage.generated_tokens
         for child in self.growing:
             before = "" if child.parent is None else child.parent.text
             self.tree.wrote(child, child.text.removeprefix(before).rstrip("\ufffd"))

@@ -134,7 +134,7 @@ class Aggregate(Search):
         for _ in range(ceil(self.n / self.m) if readable else 0):
             places = case.rng.choice(len(readable), k, replace=False)
             drawn.append([readable[place] for place in sorted(places)])  # they share what is first
-        _, starts = yield from self._asked(root, drawn, self.n, case)
+        _, starts = yield from self._starts(root, drawn, self.n, case)
         if not starts:
             return
         old = answers[:]
@@ -153,11 +153,11 @@ class Aggregate(Search):
     ) -> Generator[Request, Any, None]:
         """Of each group the answer that most picks name; all where the budget paid no pick."""
         readable = self._readable(answers, case)
-        parts = np.array_split(
+        splits = np.array_split(
             case.rng.permutation(len(readable)), max(1, ceil(len(readable) / self.k))
         )
-        meeting = [[readable[place] for place in part] for part in parts if len(part) > 1]
-        groups, starts = yield from self._asked(root, meeting, self.m * len(meeting), case)
+        meeting = [[readable[place] for place in places] for places in splits if len(places) > 1]
+        groups, starts = yield from self._starts(root, meeting, self.m * len(meeting), case)
         step = replace(case.answer(self.max_tokens), end=())
         picks = yield Expand(starts, 1, step, self.sampling)
         yield Release([*starts, *picks])
@@ -175,7 +175,7 @@ class Aggregate(Search):
         assert branch is not None
         return branch
 
-    def _asked(
+    def _starts(
         self, root: Branch, groups: Sequence[ReadTogether], n: int, case: Case
     ) -> Generator[Request, Any, tuple[Sequence[ReadTogether], list[Branch]]]:
         """The groups as they fit in the context, and `n` branches that start from their prompts in
@@ -204,20 +204,20 @@ class Aggregate(Search):
         return [(answer, text) for answer, text in zip(answers, texts, strict=True) if text]
 
     def _text(self, answer: Branch, extract: Extract) -> str:
-        text = self._said(answer)
+        text = self._whole(answer)
         if self.shown == "answer":
             text = last_lines(text, extract)
         elif self.shown != "whole":
             before = max(answer.prompt_length, len(answer.tokens) - self.shown)
-            text = text[len(self._said(answer, before).rstrip("\ufffd")) :]
+            text = text[len(self._whole(answer, before).rstrip("\ufffd")) :]
         return text.strip()
 
-    def _said(self, answer: Branch, end: int | None = None) -> str:
+    def _whole(self, answer: Branch, end: int | None = None) -> str:
         """The text up to token `end`."""
-        thought, said = answer.parted(end)
+        thought, text = answer.parted(end)
         if not self.thoughts:
-            return said or ""
-        return thought if said is None else "\n".join(filter(None, (thought, said)))
+            return text or ""
+        return thought if text is None else "\n".join(filter(None, (thought, text)))
 
 
 def last_lines(text: str, extract: Extract) -> str:

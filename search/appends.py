@@ -16,20 +16,20 @@ from ttc.task import Task
 from ttc.tree.segment import common_prefix
 
 
-class Given(NamedTuple):
-    """What a branch's child is given.
+class Suffix(NamedTuple):
+    """What follows a branch in its child.
 
-    keep: how many tokens of the branch stay before it. tokens: of the text. said: the conversation
+    keep: how many tokens of the branch stay before it. tokens: of the text. turns: the conversation
     before it, of a turn.
     """
 
     keep: int
     tokens: list[int]
-    said: tuple[str, ...] = ()
+    turns: tuple[str, ...] = ()
 
 
 class Siblings(NamedTuple):
-    """The children of one `Append`, and the tokens that each is given."""
+    """The children of one `Append`, and the new tokens of each."""
 
     active: ActiveSearch
     request: Append
@@ -44,11 +44,11 @@ def append(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Append]]) -> Pa
     for active, request in requests:
         try:
             texts = zip(request.branches, request.texts(), strict=True)
-            given = [_given(engine, active, branch, text, request) for branch, text in texts]
+            suffixes = [_suffix(engine, active, branch, text, request) for branch, text in texts]
         except InvalidInput as error:
             active.refuse(error)
         else:
-            families.append(_forked(engine, active, request, given))
+            families.append(_forked(engine, active, request, suffixes))
 
     def extended(families: Sequence[Siblings]) -> Task[None]:
         children = [child for family in families for child in family.children]
@@ -82,10 +82,12 @@ def _appended(engine: Backend, family: Siblings) -> tuple[int, Progress]:
 
 
 def _forked(
-    engine: Backend, active: ActiveSearch, request: Append, given: Sequence[Given]
+    engine: Backend, active: ActiveSearch, request: Append, suffixes: Sequence[Suffix]
 ) -> Siblings:
     children = []
-    for branch, text, (keep, _, said) in zip(request.branches, request.texts(), given, strict=True):
+    for branch, text, (keep, _, turns) in zip(
+        request.branches, request.texts(), suffixes, strict=True
+    ):
         dropped = len(branch.tokens) - keep
         ended = branch.finish_reason == "eos"
         differs = request.turn and dropped > ended  # the whole chat begins otherwise
@@ -93,16 +95,16 @@ def _forked(
         children.append(active.record(child, branch))
         child.reopen(0 if differs else dropped)
         if request.turn:
-            active.chats[child] = active.chats[branch]._replace(said=(*said, text), start=keep)
+            active.chats[child] = active.chats[branch]._replace(turns=(*turns, text), start=keep)
             child.begin_answer()
         if request.ends_thinking:
             child.thinking_ended = len(child.tokens)
-    return Siblings(active, request, children, [tokens for _, tokens, _ in given])
+    return Siblings(active, request, children, [tokens for _, tokens, _ in suffixes])
 
 
-def _given(
+def _suffix(
     engine: Backend, active: ActiveSearch, branch: Branch, text: str, request: Append
-) -> Given:
+) -> Suffix:
     own, eos = engine.of_branch(branch), branch.finish_reason == "eos"
     if not request.turn:
         if active.config.grammar is not None and branch.generated:
@@ -111,13 +113,13 @@ def _given(
                 "these out, or Append(..., turn=True)"
             )
         drops = bool(request.drop) and _drops(own, branch, request.drop)
-        return Given(len(branch.tokens) - (eos or drops), own.encode(text))
-    template, question, said, _ = active.chats[branch]
+        return Suffix(len(branch.tokens) - (eos or drops), own.encode(text))
+    template, question, turns, _ = active.chats[branch]
     before = branch.tokens[: len(branch.tokens) - eos]
-    said = (*said, _answer(own, active, branch))
-    prompt = template.next_prompt(text, own.tokenizer, question, said, before)
+    turns = (*turns, _answer(own, active, branch))
+    prompt = template.next_prompt(text, own.tokenizer, question, turns, before)
     keep = min(common_prefix(before, prompt), len(prompt) - 1)
-    return Given(keep, prompt[keep:], said)
+    return Suffix(keep, prompt[keep:], turns)
 
 
 def _drops(engine: Backend, branch: Branch, drop: str) -> bool:

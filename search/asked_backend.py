@@ -63,33 +63,33 @@ class Pending:
 class Desk:
     """What is asked, and what was told.
 
-    open: asked and not told yet. told: all that was. unread: told, and not taken over by the
-    search yet.
+    open: asked and not told yet. answers: all that were told. unread: those that the search has
+    not taken over yet.
     before: what was told before, as a checkpoint has it: where that is asked for, it is told.
     """
 
     open: dict[str, Pending] = field(default_factory=dict)
-    told: dict[str, Told] = field(default_factory=dict)
+    answers: dict[str, Told] = field(default_factory=dict)
     unread: dict[str, None] = field(default_factory=dict)
     before: dict[str, Told] = field(default_factory=dict)
 
-    def ask(self, asked: Pending) -> None:
+    def ask(self, work: Pending) -> None:
         """Ask for something; what was told before is told at once."""
-        self.open[asked.id] = asked
-        if (told := self.before.pop(asked.id, None)) is not None:
-            self.tell(asked.id, told)
+        self.open[work.id] = work
+        if (answer := self.before.pop(work.id, None)) is not None:
+            self.tell(work.id, answer)
 
-    def tell(self, name: str, told: Told) -> None:
-        self.told[name] = told
+    def tell(self, name: str, answer: Told) -> None:
+        self.answers[name] = answer
         self.unread[name] = None
         del self.open[name]
 
     def scored(self, branch: Branch) -> tuple[float, ...]:
         """How a branch's generator, or whoever was asked, has rated it; () for nothing yet."""
         for kind in ("score", "text"):
-            told = self.told.get(Pending(kind, branch).id)
-            if told is not None and told.scores:
-                return told.scores
+            answer = self.answers.get(Pending(kind, branch).id)
+            if answer is not None and answer.scores:
+                return answer.scores
         return ()
 
     def forget(self, branches: Iterable[Branch]) -> None:
@@ -169,38 +169,38 @@ class AskedBatch(Batch):
             raise Unsupported(f"Step.statistics=True: {LACKS['statistics']}")
         limits = [step.max_tokens] * len(branches) if limits is None else limits
         for branch, limit in zip(branches, limits, strict=True):
-            asked = Pending("text", branch, Step(limit, step.delimiters, step.end), sampling)
-            self.works[asked.id] = asked
-            self.desk.ask(asked)
+            work = Pending("text", branch, Step(limit, step.delimiters, step.end), sampling)
+            self.works[work.id] = work
+            self.desk.ask(work)
 
     def step(self) -> list[Branch]:
-        told = {name: asked for name, asked in self.works.items() if name in self.desk.unread}
-        for name, asked in told.items():
+        ready = {name: work for name, work in self.works.items() if name in self.desk.unread}
+        for name, work in ready.items():
             del self.works[name], self.desk.unread[name]
-            self._write(asked.branch, asked.step, self.desk.told[name])
-        return [asked.branch for asked in told.values()]
+            self._write(work.branch, work.step, self.desk.answers[name])
+        return [work.branch for work in ready.values()]
 
     def close(self) -> None:
-        self.desk.forget([asked.branch for asked in self.works.values()])
+        self.desk.forget([work.branch for work in self.works.values()])
         self.works.clear()
 
     def __len__(self) -> int:
         return len(self.works)
 
-    def _write(self, branch: Branch, step: Step, told: Told) -> None:
-        text, reason = cut(told.text, step)
+    def _write(self, branch: Branch, step: Step, answer: Told) -> None:
+        text, reason = cut(answer.text, step)
         tokens = self.encode(text)
         if len(tokens) > step.max_tokens:
             tokens, reason = tokens[: step.max_tokens], "length"
-        elif reason is None and told.finished is not False:
-            over = told.finished or len(tokens) < step.max_tokens
+        elif reason is None and answer.finished is not False:
+            over = answer.finished or len(tokens) < step.max_tokens
             reason = "eos" if over else "length"
         if reason == "eos":
             tokens.append(WordTokenizer.eos_token_id)
         for token in tokens:
             branch.append(token, nan, nan)
-        words = len(self.encode(told.text))
-        branch.usage.generated_tokens += words if told.tokens is None else told.tokens
+        words = len(self.encode(answer.text))
+        branch.usage.generated_tokens += words if answer.tokens is None else answer.tokens
         if reason in ("eos", "end"):
             branch.finish_reason = reason
         branch.end_step(reason or "length")
@@ -216,18 +216,17 @@ class AskedVerifier:
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Passes[list[tuple[float, ...]]]:
-        asked = [Pending("score", branch) for branch in branches]
-        fresh = {one.id: one for one in asked if not self.desk.scored(one.branch)}
-        for one in fresh.values():
-            self.desk.ask(one)
+        fresh = [Pending("score", b) for b in dict.fromkeys(branches) if not self.desk.scored(b)]
+        for work in fresh:
+            self.desk.ask(work)
         while True:
-            for name in fresh:
-                self.desk.unread.pop(name, None)
+            for work in fresh:
+                self.desk.unread.pop(work.id, None)
             if all(self.desk.scored(branch) for branch in branches):
                 break
             yield
-        for name, one in fresh.items():
-            one.branch.usage.verifier_tokens += self.desk.told[name].tokens or 0
+        for work in fresh:
+            work.branch.usage.verifier_tokens += self.desk.answers[work.id].tokens or 0
         return [self.desk.scored(branch) for branch in branches]
 
 

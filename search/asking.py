@@ -77,7 +77,7 @@ class AskTell:
     ):
         self.lock = RLock()
         self._desk = Desk()
-        self._given: set[str] = set()
+        self._ids: set[str] = set()
         self._stopped = Event()
         self._result: Result | None = None
         self._checkpoint = Checkpoint.at(
@@ -89,7 +89,7 @@ class AskTell:
                 "models": list(models),
             },
         )
-        self._desk.before = dict(self._checkpoint.told)
+        self._desk.before = dict(self._checkpoint.answers)
         verifier = options.verifier
         if verifier is None and search.needs_verifier:
             verifier = AskedVerifier(self._desk)
@@ -117,13 +117,13 @@ class AskTell:
     @one_at_a_time
     def open(self) -> list[Trial]:
         """All trials that wait to be told, whether `ask` has given them or not."""
-        return [self._trial(asked) for asked in self._desk.open.values()]
+        return [self._trial(work) for work in self._desk.open.values()]
 
     @one_at_a_time
     def ask(self) -> list[Trial]:
         """The open trials that were not given before."""
-        fresh = [trial for trial in self.open if trial.id not in self._given]
-        self._given.update(trial.id for trial in fresh)
+        fresh = [trial for trial in self.open if trial.id not in self._ids]
+        self._ids.update(trial.id for trial in fresh)
         return fresh
 
     @one_at_a_time
@@ -148,21 +148,21 @@ class AskTell:
         Raises InvalidInput for what does not fit the trial.
         """
         check_is("trial", trial, Trial, "a trial that ask() gave")
-        told = told_of(trial, outcome, finished, tokens, score)
-        before = self._desk.told.get(trial.id)
+        answer = _answer(trial, outcome, finished, tokens, score)
+        before = self._desk.answers.get(trial.id)
         is_open = trial.id in self._desk.open
-        known = is_open or before is not None or trial.id in self._given
+        exists = is_open or before is not None or trial.id in self._ids
         refuse(
             {
                 f"trial {trial.id!r} was told {before} before; tell a trial once": (
-                    before is not None and before != told
+                    before is not None and before != answer
                 ),
-                f"trial {trial.id!r} is of another search; tell it to that one": not known,
+                f"trial {trial.id!r} is of another search; tell it to that one": not exists,
             }
         )
         if not is_open:
             return False
-        self._desk.tell(trial.id, told)
+        self._desk.tell(trial.id, answer)
         self._go_on()
         self._save()
         return True
@@ -197,27 +197,27 @@ class AskTell:
                 self._result = progress.result
 
     def _save(self) -> None:
-        replace(self._checkpoint, told=self._desk.told, stopped=self._stopped.is_set()).save()
+        replace(self._checkpoint, answers=self._desk.answers, stopped=self._stopped.is_set()).save()
 
-    def _trial(self, asked: Pending) -> Trial:
-        branch, active = asked.branch, self._driver.active[self._index]
-        template, question, said, start = active.chats[branch]
-        rated = asked.kind == "score"
+    def _trial(self, work: Pending) -> Trial:
+        branch, active = work.branch, self._driver.active[self._index]
+        template, question, turns, start = active.chats[branch]
+        rated = work.kind == "score"
         text = self._driver.engine.decode(branch.tokens[start:])
         chat = list(template.messages(question))
-        for place, words in enumerate((*said, text) if text else said):
+        for place, words in enumerate((*turns, text) if text else turns):
             chat.append({"role": "user" if place % 2 else "assistant", "content": words})
         return Trial(
-            asked.id,
-            asked.kind,
+            work.id,
+            work.kind,
             active.problem.question,
             branch.text if rated else text,
             tuple(chat),
             self._driver.engine.decode(branch.tokens),
-            asked.step.max_tokens,
-            asked.step.delimiters,
-            tuple(asked.step.end),
-            asked.sampling,
+            work.step.max_tokens,
+            work.step.delimiters,
+            tuple(work.step.end),
+            work.sampling,
             0 if rated else branch.key % SEEDS,
             branch.model,
         )
@@ -269,7 +269,7 @@ def ask_tell(
     )
 
 
-def told_of(
+def _answer(
     trial: Trial,
     outcome: str | float | Sequence[float],
     finished: bool | None = None,
@@ -282,8 +282,8 @@ def told_of(
     if trial.kind == "score":
         if finished is not None or score is not None:
             raise InvalidInput("finished and score go with a text; a score is told alone")
-        given = (outcome,) if isinstance(outcome, Real) else outcome
-        return Told(scores=_scores("the score", given), tokens=tokens)
+        values = (outcome,) if isinstance(outcome, Real) else outcome
+        return Told(scores=_scores("the score", values), tokens=tokens)
     check_is("the text", outcome, str, "text, as the trial's kind says")
     if not outcome and finished is False:
         raise InvalidInput("the text is empty and not finished; tell some words, or finished=True")
@@ -291,14 +291,14 @@ def told_of(
     return Told(str(outcome), scores, finished, tokens)
 
 
-def _scores(name: str, given: Any) -> tuple[float, ...]:
+def _scores(name: str, value: Any) -> tuple[float, ...]:
     fits = (
-        isinstance(given, Sequence)
-        and not isinstance(given, str)
-        and all(isinstance(score, Real) for score in given)
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(isinstance(score, Real) for score in value)
     )
-    check_kind(name, given, fits, "a number, or one for each step")
-    scores = tuple(map(float, given))
+    check_kind(name, value, fits, "a number, or one for each step")
+    scores = tuple(map(float, value))
     if not scores or not all(map(math.isfinite, scores)):
-        raise InvalidInput(f"{name}={given!r} must be finite numbers, one at least")
+        raise InvalidInput(f"{name}={value!r} must be finite numbers, one at least")
     return scores

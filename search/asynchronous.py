@@ -96,13 +96,13 @@ async def astream(
 class AnyOf:
     """Says that a problem is to end once any of these does."""
 
-    def __init__(self, *asked: Cancel | None):
-        for one in asked:
+    def __init__(self, *cancels: Cancel | None):
+        for one in cancels:
             check_cancel(one)
-        self.asked = [one for one in asked if one is not None]
+        self.cancels = [one for one in cancels if one is not None]
 
     def is_set(self) -> bool:
-        return any(one.is_set() for one in self.asked)
+        return any(one.is_set() for one in self.cancels)
 
 
 async def _ended_with_the_task(work: Callable[[], T], left: Event) -> T:

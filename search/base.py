@@ -198,12 +198,12 @@ class Search(Options, ABC):
 
 
 @contextmanager
-def until_spent(found: Callable[[], object]) -> Iterator[None]:
-    """Let a search end where its budget does, with what it has found; with nothing it fails."""
+def until_spent(results: Callable[[], object]) -> Iterator[None]:
+    """Let a search end where its budget does, with the results so far; with none it fails."""
     try:
         yield
     except BudgetExceeded:
-        if not found():
+        if not results():
             raise
 
 
@@ -239,10 +239,10 @@ class StepwiseSearch(Search):
 
     def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
         thinking = super().thinks(thoughts)
-        part = self.thinking_step
-        if thinking is None or thinking.tokens is None or part is None:
+        step = self.thinking_step
+        if thinking is None or thinking.tokens is None or step is None:
             return thinking
-        return replace(thinking, step=PAUSES.get(part, (part,)) if isinstance(part, str) else part)
+        return replace(thinking, step=PAUSES.get(step, (step,)) if isinstance(step, str) else step)
 
 
 def expand(

@@ -68,11 +68,11 @@ class CertaintyProbe(Search):
                 if chain.finished:
                     break
                 try:
-                    (asked,) = yield Append([chain], self.suffix, ends_thinking=True)
+                    (prompt,) = yield Append([chain], self.suffix, ends_thinking=True)
                 except ContextExceeded:
                     continue  # there is no room to ask; the chain may have some left
-                (probe,) = yield Expand([asked], 1, probe_step, self.sampling)
-                yield Release([asked])
+                (probe,) = yield Expand([prompt], 1, probe_step, self.sampling)
+                yield Release([prompt])
                 answers.append(self.certain_answer(probe, case.extract))
                 last = ballots_by(case.extract, answers)[-self.agree :]
                 if len(last) == self.agree and last[0] is not None and len(set(last)) == 1:
@@ -82,14 +82,14 @@ class CertaintyProbe(Search):
 
     def certain_answer(self, probe: Branch, extract: Extract) -> str | None:
         """The answer of a probe; None if it gave none, or hedged."""
-        said = (probe.answer_text or "").rpartition(self.suffix)[2]
-        if set(re.findall(r"\w+", said.lower())) & HEDGING:
+        text = (probe.answer_text or "").rpartition(self.suffix)[2]
+        if set(re.findall(r"\w+", text.lower())) & HEDGING:
             return None
-        return self.answer(said, extract)
+        return self.answer(text, extract)
 
-    def answer(self, said: str, extract: Extract) -> str | None:
+    def answer(self, text: str, extract: Extract) -> str | None:
         """The answer in a probe's text, or in the box that the suffix opens."""
-        whole = self.suffix + said
+        whole = self.suffix + text
         if re.search(r"\\boxed\s*\{[^}]*$", self.suffix) is None:
             return extract(whole)
         content = boxed(whole)
@@ -97,7 +97,7 @@ class CertaintyProbe(Search):
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         best, answer = super().choose(candidates, extract)
-        said: str | None = None if best is None else getattr(best, "answer_text", best.text)
-        if said is not None and self.suffix in said:  # the chain may name other answers before
-            answer = self.answer(said.rpartition(self.suffix)[2], extract)
+        text: str | None = None if best is None else getattr(best, "answer_text", best.text)
+        if text is not None and self.suffix in text:  # the chain may name other answers before
+            answer = self.answer(text.rpartition(self.suffix)[2], extract)
         return best, answer

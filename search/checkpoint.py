@@ -26,7 +26,7 @@ class Checkpoint:
 
     file: Path | None
     made_by: Mapping[str, Any]
-    told: Mapping[str, Told] = field(default_factory=dict)
+    answers: Mapping[str, Told] = field(default_factory=dict)
     stopped: bool = False
 
     @classmethod
@@ -53,7 +53,7 @@ class Checkpoint:
         ):
             values = json.loads(file.read_text(encoding="utf-8"))
             before, stopped = dict(values["made_by"]), bool(values["stopped"])
-            told = {
+            answers = {
                 name: Told(**{**one, "scores": tuple(one["scores"])})
                 for name, one in values["told"].items()
             }
@@ -62,14 +62,14 @@ class Checkpoint:
                 f"{file} is the checkpoint of something else:\n" + "\n".join(changes) + "\ngive "
                 "the settings that it was made with, or another path"
             )
-        return cls(file, made_by, told, stopped)
+        return cls(file, made_by, answers, stopped)
 
     def save(self) -> None:
         """Write the file so that a kill leaves the old one or the new one."""
         if self.file is None:
             return
-        told = {name: asdict(one) for name, one in self.told.items()}
-        values = {"made_by": self.made_by, "stopped": self.stopped, "told": told}
+        answers = {name: asdict(one) for name, one in self.answers.items()}
+        values = {"made_by": self.made_by, "stopped": self.stopped, "told": answers}
         new = self.file.with_name(f"{self.file.name}.new")
         with refusing(OSError, f"cannot write the checkpoint {self.file}: {{error}}"):
             with new.open("w", encoding="utf-8") as out:
@@ -84,8 +84,8 @@ def described(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        known = {f.name: described(getattr(value, f.name)) for f in fields(value) if f.repr}
-        return {"class": _name(type(value)), **known}
+        values = {f.name: described(getattr(value, f.name)) for f in fields(value) if f.repr}
+        return {"class": _name(type(value)), **values}
     if isinstance(value, Mapping):
         return {str(key): described(one) for key, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -48,7 +48,7 @@ driver and of the searches that ask, each with its request. It is loaded with th
 
 
 @contextmanager
-def exits_told() -> Iterator[None]:
+def exits_raised() -> Iterator[None]:
     """sys.exit in a search of a user's would end the process without a word."""
     with refusing(SystemExit, "code of a search raised {error}", TTCError, said=error_text):
         yield
@@ -101,7 +101,7 @@ class Driver(UnderWay):
             while self.busy:
                 yield from self.step()
         except Exception:
-            with exits_told():
+            with exits_raised():
                 yield from self._end_done()  # what others have come to is not lost
             raise
         finally:
@@ -114,7 +114,7 @@ class Driver(UnderWay):
         are given. Then the requests of those who don't decode are answered. Where there are none,
         new problems begin; where none can, all branches that decode get a token.
         """
-        with exits_told():
+        with exits_raised():
             yield from self.postprocess()
             yield from self.run(self.schedule())
 
@@ -166,7 +166,7 @@ class Driver(UnderWay):
         done = list(end_steps(self, go_on(self, ended))) if ended else []
         if self.each_token:
             writing = dict.fromkeys(self.decoding.values())
-            done += [(active.index, said) for active in writing if (said := active.writing())]
+            done += [(active.index, event) for active in writing if (event := active.writing())]
         return done
 
     def serve(self, searches: list[ActiveSearch], tokens: int = 0) -> None:

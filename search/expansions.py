@@ -34,7 +34,7 @@ def begin_children(run: UnderWay, active: ActiveSearch, request: Expand) -> None
     kept, tokens = len(active.live) - 1, active.step_tokens
     run.admission.note_expansion(len(active.waiting), len(active.root.tokens), tokens, kept)
     try:
-        count, max_tokens = active.next_part(run.engine)
+        count, max_tokens = active.affordable(run.engine)
     except VerifierError as error:
         active.fail(error)
         return
@@ -80,30 +80,30 @@ def _begin_steps(run: UnderWay, active: ActiveSearch, request: Expand, max_token
 def go_on(run: UnderWay, children: Iterable[Branch]) -> list[Branch]:
     """Let branches do the next part of their steps. Returns those whose step is over."""
     alike: dict[tuple[ActiveSearch, Step], list[Branch]] = defaultdict(list)
-    given: dict[ActiveSearch, dict[Branch, list[int]]] = defaultdict(dict)
+    added: dict[ActiveSearch, dict[Branch, list[int]]] = defaultdict(dict)
     refused: dict[ActiveSearch, InvalidInput] = {}
     over = []
     for child in children:
         active = run.decoding[child]
         parts = active.growing[child]
         try:
-            part = None if parts is None else next(parts, None)
+            action = None if parts is None else next(parts, None)
         except InvalidInput as error:  # the chat template refuses what was called
             refused[active] = error
             continue
-        if part is None:
+        if action is None:
             over.append(child)
-        elif isinstance(part, Step):
-            alike[active, part].append(child)
-        elif isinstance(part, list):
-            given[active][child] = part
+        elif isinstance(action, Step):
+            alike[active, action].append(child)
+        elif isinstance(action, list):
+            added[active][child] = action
         else:
-            run.tools.call(child, part)
+            run.tools.call(child, action)
     for (active, step), together in alike.items():
         assert isinstance(active.request, Expand)
         run.begin_decoding(active, together, step, active.request.sampling)
-    for active, tokens in given.items():
-        run.works.append(Work(_give(run, tokens), {active.index}))
+    for active, tokens in added.items():
+        run.works.append(Work(_insert(run, tokens), {active.index}))
     for active, why in refused.items():
         run.stop_decoding(active)
         active.growing = {}
@@ -111,20 +111,20 @@ def go_on(run: UnderWay, children: Iterable[Branch]) -> list[Branch]:
     return [child for child in over if child in run.decoding]
 
 
-def _give(run: UnderWay, given: dict[Branch, list[int]]) -> PassEvents:
+def _insert(run: UnderWay, tokens: dict[Branch, list[int]]) -> PassEvents:
     """Give branches the tokens with which their steps go on; without room for them these are
     over."""
-    over = list(given)
-    if not run.decoding.keys() >= given.keys():  # their search was broken off
+    over = list(tokens)
+    if not run.decoding.keys() >= tokens.keys():  # their search was broken off
         return
     try:
-        task = run.engine.extend(over, list(given.values()))
+        task = run.engine.extend(over, list(tokens.values()))
     except ContextExceeded:
         for child in over:
             child.end_step("length")
     else:
         yield from task.passes()
-        if not run.decoding.keys() >= given.keys():
+        if not run.decoding.keys() >= tokens.keys():
             return
         over = go_on(run, over)
     yield from end_steps(run, over)

@@ -74,5 +74,5 @@ class MUR(StepwiseSearch):
 def signal(branch: Branch) -> float:
     """The mean log-probability of the tokens of a branch's last step; 0 for none."""
     before = 0 if branch.parent is None else len(branch.parent.tokens) - branch.prompt_length
-    known = [value for value in branch.logprobs[max(0, before) :] if isfinite(value)]
-    return fmean(known) if known else 0.0
+    logprobs = [value for value in branch.logprobs[max(0, before) :] if isfinite(value)]
+    return fmean(logprobs) if logprobs else 0.0

@@ -118,9 +118,9 @@ class SolveOptions(Options):
         others = {"tools": self.tools, "end": self.end, "final_text": self.budget.final_text}
         refuse(
             {
-                f"{name}={given!r:.40} and a schema or grammar: such an answer ends where it is "
-                "complete and holds nothing else; leave one of them out": given
-                for name, given in others.items()
+                f"{name}={value!r:.40} and a schema or grammar: such an answer ends where it is "
+                "complete and holds nothing else; leave one of them out": value
+                for name, value in others.items()
                 if self.has_grammar
             }
         )
@@ -131,17 +131,17 @@ class SolveOptions(Options):
 
         Raises InvalidInput for a keyword that is none, and for limits beside a whole budget.
         """
-        given: dict[str, Any] = dict(keywords)
-        limits = {name: given.pop(name) for name in BUDGET_NAMES if name in given}
-        for name in given:
+        options: dict[str, Any] = dict(keywords)
+        limits = {name: options.pop(name) for name in BUDGET_NAMES if name in options}
+        for name in options:
             check_known(name, OPTION_NAMES, f"{name} is no option")
-        if limits and "budget" in given:
+        if limits and "budget" in options:
             raise InvalidInput(
                 f"budget= holds {', '.join(limits)} already; give the limits in one of both ways"
             )
         if limits:
-            given["budget"] = Budget(**limits)
-        return cls(**given)
+            options["budget"] = Budget(**limits)
+        return cls(**options)
 
 
 def check_cancel(cancel: object) -> None:
@@ -154,15 +154,14 @@ BUDGET_NAMES = tuple(field.name for field in fields(Budget))
 OPTION_NAMES = (*(field.name for field in fields(SolveOptions)), *BUDGET_NAMES)
 
 
-def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
+def check_keywords(call: Callable[..., Any], names: Iterable[str]) -> None:
     """Raise InvalidInput for a keyword that a call does not take, with those that it does."""
     parameters = inspect.signature(call).parameters.values()
     of_the_call = [
         p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
     ]
-    for name in given:
-        known = (*OPTION_NAMES, *of_the_call)
-        check_known(name, known, f"{name} is no option of {call.__name__}")
+    for name in names:
+        check_known(name, (*OPTION_NAMES, *of_the_call), f"{name} is no option of {call.__name__}")
 
 
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:
@@ -198,56 +197,56 @@ def check_concurrency(concurrency: int | None, max_rows: int | None) -> None:
             check_whole(name, limit, 1)
 
 
-def as_strings(name: str, given: Any) -> tuple[str, ...]:
+def as_strings(name: str, values: Any) -> tuple[str, ...]:
     """A list of strings; one string would be read as its letters."""
-    if isinstance(given, str):
-        raise InvalidInput(f"{name}={given!r} is one string; give a list of strings")
-    check_is(name, given, Iterable, "a list of strings")
-    strings = tuple(given)
+    if isinstance(values, str):
+        raise InvalidInput(f"{name}={values!r} is one string; give a list of strings")
+    check_is(name, values, Iterable, "a list of strings")
+    strings = tuple(values)
     for value in strings:
         if not isinstance(value, str) or not value:
             raise InvalidInput(f"{name} holds {value!r}; give strings with at least one character")
     return strings
 
 
-def is_one(given: Any) -> bool:
+def is_one(value: Any) -> bool:
     """Whether this is one problem and no list of them: a list with a message is a conversation."""
-    return isinstance(given, str | Problem) or any(
+    return isinstance(value, str | Problem) or any(
         isinstance(one, Mapping) and ("role" in one or "content" in one)
-        for one in (given if isinstance(given, list | tuple) else ())
+        for one in (value if isinstance(value, list | tuple) else ())
     )
 
 
-def as_problem(given: Any) -> Problem:
-    if isinstance(given, Problem):
-        return given
-    if isinstance(given, str):
-        return Problem(given)
-    if is_one(given):
-        return Problem.of_chat(given, "problem")
+def as_problem(problem: Any) -> Problem:
+    if isinstance(problem, Problem):
+        return problem
+    if isinstance(problem, str):
+        return Problem(problem)
+    if is_one(problem):
+        return Problem.of_chat(problem, "problem")
     raise InvalidInput(
-        f"problem is of type {type(given).__name__}; give the question as a string, a "
+        f"problem is of type {type(problem).__name__}; give the question as a string, a "
         "Problem(question=...), or one conversation as a list of messages, [{'role': 'user', "
         "'content': ...}]"
     )
 
 
-def as_problems(given: Any) -> list[Problem]:
+def as_problems(problems: Any) -> list[Problem]:
     """A list of problems; a dictionary would be read as its keys."""
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes) or is_one(given):
-        kind = "one conversation" if is_one(given) else f"of type {type(given).__name__}"
+    if not isinstance(problems, Sequence) or isinstance(problems, str | bytes) or is_one(problems):
+        kind = "one conversation" if is_one(problems) else f"of type {type(problems).__name__}"
         raise InvalidInput(
             f"problem is {kind}; give a question, a Problem(question=...), or a list of them, or "
             "of conversations"
         )
-    chats = [one for one in given if isinstance(one, list | tuple)]
-    if chats and len(chats) < len(given):
-        other = next(place for place, one in enumerate(given) if not isinstance(one, list | tuple))
+    chats = [isinstance(one, list | tuple) for one in problems]
+    if any(chats) and not all(chats):
+        other = chats.index(False)
         raise InvalidInput(
-            f"problem[{other}] is of type {type(given[other]).__name__}, and others are "
+            f"problem[{other}] is of type {type(problems[other]).__name__}, and others are "
             "conversations; give a list of one kind (a conversation among problems is a "
             "Problem.of_chat(messages))"
         )
-    if chats:
-        return [Problem.of_chat(chat, f"problem[{place}]") for place, chat in enumerate(given)]
-    return [problem if isinstance(problem, Problem) else Problem(problem) for problem in given]
+    if any(chats):
+        return [Problem.of_chat(chat, f"problem[{place}]") for place, chat in enumerate(problems)]
+    return [problem if isinstance(problem, Problem) else Problem(problem) for problem in problems]

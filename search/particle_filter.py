@@ -82,7 +82,7 @@ class ParticleFilter(StepwiseSearch):
         """
         step = case.step(self.step_tokens, self.delimiter)
         free: Particles = {root: self.n - bool(reference)}
-        log_weights, held = {root: 0.0}, [root]
+        log_weights, live = {root: 0.0}, [root]
         for done in range(1, self.max_steps + 1):
             going = [branch for branch in free if not branch.finished]
             children: list[Branch] = []
@@ -90,7 +90,7 @@ class ParticleFilter(StepwiseSearch):
                 counts = [free[branch] for branch in going]
                 children = yield from expand(going, counts, step, self.sampling)
                 yield Rate(children, self.aggregation)
-            held += children
+            live += children
             ended = {branch: count for branch, count in free.items() if branch.finished}
             free = ended | dict.fromkeys(children, 1)
             fixed = reference[done : done + 1] or reference[-1:]
@@ -110,8 +110,8 @@ class ParticleFilter(StepwiseSearch):
                 free = self.draw(everyone, log_weights, self.n - len(fixed), case.rng)
                 log_weights = {branch: 0.0 for branch in (*free, *fixed)}
             needed = {ancestor for branch in free for ancestor in self.kept_with(branch)}
-            yield Release([branch for branch in held if branch not in needed])
-            held = [branch for branch in held if branch in needed]
+            yield Release([branch for branch in live if branch not in needed])
+            live = [branch for branch in live if branch in needed]
         return everyone, log_weights
 
     def kept_with(self, branch: Branch) -> list[Branch]:

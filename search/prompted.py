@@ -23,16 +23,16 @@ def vary(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Vary]]) -> PassEv
     for active, request in requests:
         if active.over:
             continue
-        asked = _asked(engine, active, request)
+        variants = _variants(engine, active, request)
         try:
             prompts = [
-                template.tokens(question, engine.tokenizer) for template, question, _ in asked
+                template.tokens(question, engine.tokenizer) for template, question, _ in variants
             ]
-            task = engine.variants(request.root, prompts, [hint for _, _, hint in asked])
+            task = engine.variants(request.root, prompts, [hint for _, _, hint in variants])
         except InvalidInput as error:
             active.refuse(error)
             continue
-        for branch, (template, question, hint) in zip(task.branches, asked, strict=True):
+        for branch, (template, question, hint) in zip(task.branches, variants, strict=True):
             active.record(branch, request.root)
             start = len(branch.tokens) - len(hint)
             active.begin_turn(branch, Chat(template, question, (), start), engine.tokenizer)
@@ -58,7 +58,7 @@ def hand_on(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Handoff]]) -> 
             yield active.answer("prompted", children)
 
 
-def _asked(
+def _variants(
     engine: Backend, active: ActiveSearch, request: Vary
 ) -> list[tuple[PromptTemplate, str, list[int]]]:
     """What each branch is asked: the words around the question, the question, and the hint."""
@@ -76,21 +76,21 @@ def _asked(
 
 def _handed(engine: Backend, active: ActiveSearch, branch: Branch, model: str) -> Branch:
     if (backend := engine.models.get(model)) is None:
-        known = ", ".join(engine.models) or "none: the backend has one model, without a name"
-        raise InvalidInput(f"Handoff.model={model!r} is unknown; use {known}")
-    template, question, said, start = active.chats[branch]
+        names = ", ".join(engine.models) or "none: the backend has one model, without a name"
+        raise InvalidInput(f"Handoff.model={model!r} is unknown; use {names}")
+    template, question, turns, start = active.chats[branch]
     tokenizer = backend.tokenizer
     prompt = template.tokens(question, tokenizer)
-    for place in range(0, len(said), 2):
-        answer, words = said[place : place + 2]
+    for place in range(0, len(turns), 2):
+        answer, words = turns[place : place + 2]
         before = [*prompt, *following(answer, tokenizer)]
-        prompt = template.next_prompt(words, tokenizer, question, said[: place + 1], before)
+        prompt = template.next_prompt(words, tokenizer, question, turns[: place + 1], before)
     written = engine.of_branch(branch).decode(branch.tokens[start:])
     text = written.removesuffix(branch.cut)
-    given = following(text, tokenizer) if text else []
-    child = backend.root([*prompt, *given])
-    branch.adopt(child, model, len(given))
+    tokens = following(text, tokenizer) if text else []
+    child = backend.root([*prompt, *tokens])
+    branch.adopt(child, model, len(tokens))
     child.usage = active.spending.meter(model, child.usage)
     active.record(child, branch)
-    active.begin_turn(child, Chat(template, question, said, len(prompt)), tokenizer)
+    active.begin_turn(child, Chat(template, question, turns, len(prompt)), tokenizer)
     return child

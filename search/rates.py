@@ -39,12 +39,12 @@ def price(engine: Backend, active: ActiveSearch, request: Rate) -> int:
 def _rate(engine: Backend, requests: RateRequests) -> PassEvents:
     paid = [(a, r) for a, r in requests if not a.over and _pays(engine, a, r)]
     try:
-        given = yield from _scores(engine, paid)
+        results = yield from _scores(engine, paid)
     except Interrupted:
         yield None  # the next step ends those who are overdue
         yield from _rate(engine, paid)
         return
-    for (active, request), scores in zip(paid, given, strict=True):
+    for (active, request), scores in zip(paid, results, strict=True):
         if active.over:
             continue
         try:

@@ -49,21 +49,21 @@ class Rater:
                 "the search asked for scores, and there is no verifier; give verifier=..."
             )
         with self._named():
-            given = yield from self._given(self.verifier, branches, questions, backend)
+            ratings = yield from self._ratings(self.verifier, branches, questions, backend)
         with refusing(
             (Exception, SystemExit),
-            f"{self.name} returned {given!r:.80}, which does not read as scores ({{error}}); "
+            f"{self.name} returned {ratings!r:.80}, which does not read as scores ({{error}}); "
             "give a list for each branch, as [[0.5], [0.9]]",
             VerifierError,
         ):
-            scores = [[float(score) for score in steps] for steps in given]
-        rated = number_of(sum(map(bool, scores)), "rating")
-        asked = number_of(len(branches), "branch", "branches")
+            scores = [[float(score) for score in steps] for steps in ratings]
+        returned = number_of(sum(map(bool, scores)), "rating")
+        expected = number_of(len(branches), "branch", "branches")
         endless = (steps for steps in scores if not all(map(math.isfinite, steps)))
         strange = next(endless, None)
         refuse(
             {
-                f"{self.name} returned {rated} for {asked}": (
+                f"{self.name} returned {returned} for {expected}": (
                     len(scores) != len(branches) or not all(scores)
                 ),
                 f"{self.name} returned the score {strange}; scores must be finite": strange,
@@ -72,25 +72,25 @@ class Rater:
         )
         return scores
 
-    def _given(
+    def _ratings(
         self,
         verifier: Verifier,
         branches: Sequence[Branch],
         questions: Sequence[str],
         backend: Backend,
     ) -> Passes[Sequence[Sequence[float]]]:
-        """What the verifier says. One that asks a model about its own branches is asked by
+        """Those of the verifier. One that asks a model about its own branches is called once per
         model."""
         if "score" not in getattr(verifier, "needs", ()) or not backend.models:
-            said: Sequence[Sequence[float]] = yield from passes_of_rating(
+            ratings: Sequence[Sequence[float]] = yield from passes_of_rating(
                 verifier, branches, questions, backend
             )
-            return said
+            return ratings
         scores: dict[int, Sequence[float]] = {}
         for name, places in by_model(branches).items():
-            rated, asked = [branches[i] for i in places], [questions[i] for i in places]
-            given = yield from passes_of_rating(verifier, rated, asked, backend.models[name])
-            scores |= dict(zip(places, given, strict=True))
+            own, texts = [branches[i] for i in places], [questions[i] for i in places]
+            ratings = yield from passes_of_rating(verifier, own, texts, backend.models[name])
+            scores |= dict(zip(places, ratings, strict=True))
         return [scores[place] for place in range(len(branches))]
 
     def _named(self, call: str = "") -> AbstractContextManager[None]:
@@ -123,8 +123,9 @@ class Rater:
         own = getattr(self.verifier, "children_price", None)
         if own is None:
             return count * self.price([parent], question, backend)
-        asked = parent, question, backend, tokens, count
-        return self._checked("children_price", lambda: own(*asked))
+        return self._checked(
+            "children_price", lambda: own(parent, question, backend, tokens, count)
+        )
 
     def _checked(self, method: str, price: Callable[[], int]) -> int:
         with self._named(f".{method}"):
@@ -167,18 +168,19 @@ def try_verifier(
     Raises VerifierError with the reason, InvalidInput where the backend lacks what it needs.
     """
     check_needs(verifier, engine)
-    asked = Problem(problem) if isinstance(problem, str) else problem
+    if isinstance(problem, str):
+        problem = Problem(problem)
     rater, branches = Rater(verifier), list[Branch]()
-    if asked.messages is not None:
-        template = Conversation.of(asked.messages, template)
+    if problem.messages is not None:
+        template = Conversation.of(problem.messages, template)
     template = template or PromptTemplate()
-    prompt = template.tokens(asked.question, engine.tokenizer)
+    prompt = template.tokens(problem.question, engine.tokenizer)
     try:
         branches.append(engine.root(prompt))
-        branches[0].about = asked.metadata
+        branches[0].about = problem.metadata
         branches += engine.fork(branches[0], 1)
         engine.generate(branches[1:], max_tokens, sampling=Sampling(temperature=0))
-        (scores,) = rater.scores(branches[1:], [template.told(asked.question)], engine)
+        (scores,) = rater.scores(branches[1:], [template.told(problem.question)], engine)
     finally:
         engine.release(branches)
         rater.released(branches)

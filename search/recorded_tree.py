@@ -75,9 +75,9 @@ class RecordedTree:
         same = branch.tokens[: len(above)] == above
         node.start = len(above) if same else common_prefix(above, branch.tokens)
         node.token_ids = branch.tokens[node.start :]
-        given = [math.nan] * (branch.prompt_length - node.start)
-        known = given + branch.logprobs[max(0, node.start - branch.prompt_length) :]
-        node.logprobs = [None if math.isnan(value) else value for value in known]
+        logprobs = branch.logprobs[max(0, node.start - branch.prompt_length) :]
+        missing = [None] * (branch.prompt_length - node.start)
+        node.logprobs = [*missing, *(None if math.isnan(v) else v for v in logprobs)]
 
 
 def thought_in(text: str, branch: Branch) -> int:
@@ -112,7 +112,7 @@ def pruned(
     """
     parents = [branch.parent for branch in branches if not _begins_turn(branch)]
     continued = {*parents, *candidates}
-    asked_on = {branch.parent for branch in branches if _begins_turn(branch)}
+    replied = {branch.parent for branch in branches if _begins_turn(branch)}
     counts = Counter[str]()
     for branch, answers in branches.items():
         if branch in continued or {*branch.step_reasons} <= {"interrupted"}:
@@ -120,7 +120,7 @@ def pruned(
         counts["count"] += 1
         counts["thoughts_unknown"] += own_marks and ends_some_thought(branch.answer_text)
         counts["looped"] += "looped" in (branch.thought_closed, *branch.step_reasons)
-        over = (branch.finished or branch in asked_on) and not branch.gated
+        over = (branch.finished or branch in replied) and not branch.gated
         counts["early"] += not over
         cut = over and branch.answer_text is None
         counts["thoughts_cut"] += cut

@@ -47,7 +47,7 @@ class Revision(Search):
             answers = yield from self._answers([root], self.n, case)
             going = chains = [[answer] for answer in answers]
             for _ in range(self.attempts - 1):
-                starts = yield from self._told(root, going)
+                starts = yield from self._starts(root, going)
                 if not starts:
                     break
                 answers = yield from self._answers(list(starts), 1, case)
@@ -66,7 +66,7 @@ class Revision(Search):
         yield Rate(answers, self.aggregation)
         return answers
 
-    def _told(
+    def _starts(
         self, root: Branch, chains: Sequence[list[Branch]]
     ) -> Generator[Request, Any, dict[Branch, list[Branch]]]:
         """Where the next attempts start, each with its chain, of the chains that have room. The
@@ -77,19 +77,19 @@ class Revision(Search):
             starts += yield from ask(last, self.feedback)
         else:
             for chain in chains:
-                starts.append((yield from self._retold(root, chain[-self.memory :])))
+                starts.append((yield from self._restart(root, chain[-self.memory :])))
         yield Release(last)
         return {start: chain for start, chain in zip(starts, chains, strict=True) if start}
 
-    def _retold(
+    def _restart(
         self, root: Branch, attempts: Sequence[Branch]
     ) -> Generator[Request, Any, Branch | None]:
         """The prompt with these attempts, each followed by the feedback; None without room."""
         chain = [root]
         try:
             for attempt in attempts:
-                if said := attempt.marked_text:
-                    chain += yield Append(chain[-1:], said)
+                if text := attempt.marked_text:
+                    chain += yield Append(chain[-1:], text)
                 chain += yield Append(chain[-1:], self.feedback, turn=True)
         except ContextExceeded:
             yield Release(chain[1:])

@@ -90,8 +90,8 @@ def answer_of(candidate: Candidate, extract: Extract) -> str | None:
 
     One without `answer_text` (see `Branch.answer_text`) is read as a whole.
     """
-    said: str | None = getattr(candidate, "answer_text", candidate.text)
-    return None if said is None else extract(said)
+    text: str | None = getattr(candidate, "answer_text", candidate.text)
+    return None if text is None else extract(text)
 
 
 def ballots_of(candidates: Sequence[Candidate], extract: Extract) -> list[str | None]:
@@ -161,8 +161,8 @@ class Sample:
     @classmethod
     def of_record(cls, branch: Mapping[str, Any]) -> Sample:
         names = ("answer", "score", "logprob", "self_certainty", "confidences", "vote")
-        known = {name: branch.get(name) for name in names}
-        return cls(**known, gated=branch.get("finish_reason") == "gate")
+        values = {name: branch.get(name) for name in names}
+        return cls(**values, gated=branch.get("finish_reason") == "gate")
 
 
 def voted(samples: Sequence[Sample], weights: Sequence[float]) -> int | None:
@@ -200,8 +200,7 @@ def score_weights(samples: Sequence[Sample]) -> list[float]:
     moves by a small e moves no weight by more than 2 e.
     """
     scores = [samples[place].score for place in _whole(samples)]
-    known = [score for score in scores if score is not None]
-    outside = [max(-score, score - 1.0) for score in known]
+    outside = [max(-score, score - 1.0) for score in scores if score is not None]
     d = min(1.0, max([0.0, *outside]))
 
     def weight(score: float | None) -> float:

@@ -56,11 +56,11 @@ class SelfRefine(Search):
                 answers.append(answer)
                 if len(answers) == self.attempts:
                     break
-                (asked,) = yield from ask([answer], self.feedback)
-                if asked is None:
+                (turn,) = yield from ask([answer], self.feedback)
+                if turn is None:
                     break
-                (critique,) = yield Expand([asked], 1, criticise, self.sampling)
-                yield Release([asked])
+                (critique,) = yield Expand([turn], 1, criticise, self.sampling)
+                yield Release([turn])
                 if self._is_done(critique.answer_text or ""):
                     break
                 (rewritten,) = yield from ask([critique], self.rewrite)

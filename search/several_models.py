@@ -88,8 +88,8 @@ class SeveralModels(Backend):
         purpose: Purpose = "prompt",
     ) -> Task[None]:
         def extended(backend: Backend, places: list[int]) -> Task[None]:
-            given = [tokens_per_branch[place] for place in places]
-            return backend.extend([branches[place] for place in places], given, purpose=purpose)
+            tokens = [tokens_per_branch[place] for place in places]
+            return backend.extend([branches[place] for place in places], tokens, purpose=purpose)
 
         return self._each(branches, extended, lambda _: None)
 
@@ -129,16 +129,16 @@ class SeveralModels(Backend):
         report: Any = None,
     ) -> Task[list[list[list[float]]]]:
         def scored(backend: Backend, places: list[int]) -> Task[list[list[list[float]]]]:
-            part, asked = [branches[i] for i in places], [continuations[i] for i in places]
+            own, texts = [branches[i] for i in places], [continuations[i] for i in places]
             before = None if given is None else [given[i] for i in places]
-            return backend.score(part, asked, given=before, exit=exit, report=report)
+            return backend.score(own, texts, given=before, exit=exit, report=report)
 
         def in_order(
-            found: list[tuple[list[int], list[list[list[float]]]]],
+            results: list[tuple[list[int], list[list[list[float]]]]],
         ) -> list[list[list[float]]]:
             scores = {
                 place: row
-                for places, rows in found
+                for places, rows in results
                 for place, row in zip(places, rows, strict=True)
             }
             return [scores[place] for place in range(len(branches))]
@@ -179,9 +179,9 @@ class SideBySide(Batch):
         limits: Sequence[int] | None = None,
     ) -> None:
         for name, places in by_model(branches).items():
-            part_limits = None if limits is None else [limits[place] for place in places]
+            row_limits = None if limits is None else [limits[place] for place in places]
             self.batches[name].add(
-                [branches[place] for place in places], step, sampling, part_limits
+                [branches[place] for place in places], step, sampling, row_limits
             )
 
     def step(self) -> list[Branch]:

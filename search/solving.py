@@ -230,9 +230,9 @@ def _events(
     )
     repeats = Counter[str]()
     for problem in problems:
-        asked = str(problem.question if problem.messages is None else problem.messages)
-        repeat = 0 if problem.id else repeats[asked]
-        repeats[asked] += not problem.id
+        text = str(problem.question if problem.messages is None else problem.messages)
+        repeat = 0 if problem.id else repeats[text]
+        repeats[text] += not problem.id
         driver.add(problem, replace(config, repeat=repeat) if repeat else config)
     yield from driver.events()
 

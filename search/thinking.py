@@ -84,8 +84,8 @@ class StepInParts:
                     branch.end_step("length")
                     return
             start, thinks = len(branch.tokens), self._thinks_apart
-            part, at_limit = self._thought() if thinks else (self._answer(), False)
-            yield part if tools is None else tools.until(part)
+            step, at_limit = self._thought() if thinks else (self._answer(), False)
+            yield step if tools is None else tools.until(step)
             wrote = True
             called = tools is not None and tools.look()
             self._count(start, thinks)

@@ -45,9 +45,9 @@ class TreeOfThoughts(StepwiseSearch):
         step = case.step(self.step_tokens, self.delimiter)
         stack = [root]  # what waits to be followed, the next one last
         finished, unrated = list[Branch](), list[Branch]()
-        given_up = list[Branch]()  # the best of what was pruned or too deep
+        spare = list[Branch]()  # the best of what was pruned or too deep
         continued = 0
-        with until_spent(lambda: finished or given_up or unrated or stack[1:]):
+        with until_spent(lambda: finished or spare or unrated or stack[1:]):
             while stack and continued < self.max_states:
                 state = stack[-1]
                 pruned: list[Branch] = []
@@ -65,13 +65,13 @@ class TreeOfThoughts(StepwiseSearch):
                     thoughts, unrated = ranked(unrated), []
                     stack += [thought for thought in reversed(thoughts) if self._promising(thought)]
                     pruned = [thought for thought in thoughts if not self._promising(thought)]
-                candidates = ranked([*given_up, *pruned])
-                given_up = candidates[:1]
+                candidates = ranked([*spare, *pruned])
+                spare = candidates[:1]
                 yield Release(candidates[1:])
         finished += [state for state in [*stack, *unrated] if state.finished]
         if not finished:
-            return ranked([*stack, *unrated, *given_up])
-        waiting = [state for state in [*stack, *unrated, *given_up] if not state.finished]
+            return ranked([*stack, *unrated, *spare])
+        waiting = [state for state in [*stack, *unrated, *spare] if not state.finished]
         return complete(ranked([*finished, *waiting]), case.extract)
 
     def _promising(self, state: Branch) -> bool:

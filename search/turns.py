@@ -24,7 +24,7 @@ def ask(branches: Sequence[Branch], words: str) -> Generator[Request, Any, list[
     except ContextExceeded:
         if len(branches) == 1:
             return [None]
-    asked: list[Branch | None] = []
+    turns: list[Branch | None] = []
     for branch in branches:  # find out which
-        asked += yield from ask([branch], words)
-    return asked
+        turns += yield from ask([branch], words)
+    return turns

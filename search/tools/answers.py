@@ -47,19 +47,19 @@ class ToolAnswers:
         """What lets a step of the branch call tools. made: the calls of its problem so far."""
         return ToolCalls(child, chat, backend, made)
 
-    def call(self, child: Branch, asked: ToolCalls) -> None:
+    def call(self, child: Branch, batch: ToolCalls) -> None:
         """Have the calls of a branch answered; equal calls of a problem are made once."""
-        for call in asked.calls:
-            if (run := asked.made.get(call.key)) is None or call.error:
-                run = self._start(asked.chat.tools, call)
-            asked.runs.append(run if call.error else asked.made.setdefault(call.key, run))
-        self.calling[child] = asked
+        for call in batch.calls:
+            if (run := batch.made.get(call.key)) is None or call.error:
+                run = self._start(batch.chat.tools, call)
+            batch.runs.append(run if call.error else batch.made.setdefault(call.key, run))
+        self.calling[child] = batch
 
     def answered(self) -> list[Branch]:
         """The branches whose calls have all been answered."""
         if self.calling:
             self._look()
-        done = [child for child, asked in self.calling.items() if asked.done]
+        done = [child for child, batch in self.calling.items() if batch.done]
         for child in done:
             del self.calling[child]
         return done
@@ -70,8 +70,8 @@ class ToolAnswers:
 
     def forget(self, branches: Sequence[Branch]) -> None:
         for branch in branches:
-            if (asked := self.calling.pop(branch, None)) is not None:
-                for run in asked.runs:
+            if (batch := self.calling.pop(branch, None)) is not None:
+                for run in batch.runs:
                     run.end("Error: it was not waited for", failed=True)
 
     def _start(self, tools: Tools, call: Written) -> ToolRun:
@@ -79,8 +79,8 @@ class ToolAnswers:
         run = ToolRun(tools.time_s, tools.answer_chars + 1)  # one more shows that it was cut
         tool = tools.by_name.get(call.name)
         if call.error or tool is None:
-            known = ", ".join(tools.by_name)
-            why = call.error or f"there is no tool {call.name}; the tools are: {known}"
+            names = ", ".join(tools.by_name)
+            why = call.error or f"there is no tool {call.name}; the tools are: {names}"
             run.end(f"Error: {why}", failed=True)
             return run
         self.queue.append((run, lambda: tool.answer(call.arguments)))
@@ -107,9 +107,9 @@ class ToolAnswers:
         except ToolError as error:
             run.end(f"Error: {error}", failed=True)
         except BaseException as error:  # a tool may raise anything, and the branch is told
-            said = encodable(error_text(error))
-            run.end(f"Error: {type(error).__name__}: {error}", failed=True, error=said)
-            if said not in self.logged:
-                self.logged.add(said)
-                logger.warning("a tool raised %s; the model reads that and goes on", said)
+            message = encodable(error_text(error))
+            run.end(f"Error: {type(error).__name__}: {error}", failed=True, error=message)
+            if message not in self.logged:
+                self.logged.add(message)
+                logger.warning("a tool raised %s; the model reads that and goes on", message)
         self.some_done.set()

@@ -56,7 +56,7 @@ class ToolCalls:
     made: the calls of its problem, by what is called.
     calls, runs: those that it waits for, and the work on each.
     eos: whether the model's turn ended with them.
-    start, told: the places where the first of them begins, and the answers do.
+    start, end: the places where the first of them begins, and where the last ends.
     """
 
     branch: Branch
@@ -67,13 +67,13 @@ class ToolCalls:
     runs: list[ToolRun] = field(default_factory=list)
     eos: bool = False
     start: int = 0
-    told: int = 0
+    end: int = 0
 
-    def until(self, part: Step) -> Step:
+    def until(self, step: Step) -> Step:
         """A part of the step that ends with a call too."""
         if not self.chat.ends:
-            return part
-        return replace(part, delimiter=(*part.delimiters, *self.chat.ends))
+            return step
+        return replace(step, delimiter=(*step.delimiters, *self.chat.ends))
 
     def look(self) -> bool:
         """Whether the part that was decoded calls tools."""
@@ -85,9 +85,9 @@ class ToolCalls:
         """Wait for the answers, and have the branch given them. False where the step is over: the
         calls are the caller's to make, or there is no room for the answers. over: whether it would
         be without them."""
-        branch, known = self.branch, self.chat.tools.by_name
+        branch, tools = self.branch, self.chat.tools.by_name
         branch.usage.tool_calls += len(self.calls)
-        if any(call.name in known and known[call.name].run is None for call in self.calls):
+        if any(call.name in tools and tools[call.name].run is None for call in self.calls):
             self._leave_to_caller(over)
             return False
         if over:
@@ -95,7 +95,7 @@ class ToolCalls:
         branch.reopen()
         yield self
         texts = [self._shortened(run.answer) for run in self.runs]
-        tokens = self._told(texts)
+        tokens = self._answer_tokens(texts)
         room = self.backend.context_left(branch)
         if room is not None and len(tokens) >= room:
             branch.finish_reason = "context"
@@ -136,7 +136,7 @@ class ToolCalls:
         if calls:
             place = first + min(call.start for call in calls)
             self.start = start + token_at(tokenizer, tokens, place)
-            self.told = len(branch.tokens)
+            self.end = len(branch.tokens)
         return calls
 
     def in_call(self) -> bool:
@@ -159,9 +159,9 @@ class ToolCalls:
     def done(self) -> bool:
         return all(run.done for run in self.runs)
 
-    def _told(self, texts: Sequence[str]) -> list[int]:
-        """What the branch is told: the answers, and the start of the model's next turn."""
-        ended = self.branch.tokens[self.told - 1 : self.told] if self.eos else []
+    def _answer_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Of the answers, and of the start of the model's next turn."""
+        ended = self.branch.tokens[self.end - 1 : self.end] if self.eos else []
         last = whole_text(self.backend.tokenizer, ended)
         return following(self.chat.after(self.calls, texts, last), self.backend.tokenizer)
 
@@ -175,7 +175,7 @@ class ToolCalls:
     def _note(
         self, answers: Sequence[str | None], runs: Sequence[ToolRun], opened: bool | None
     ) -> None:
-        places = (self.start, self.told, len(self.branch.tokens))
+        places = (self.start, self.end, len(self.branch.tokens))
         self.branch.tool_calls += [
             ToolCall(call.name, call.arguments, answer, run.failed, *places, opened, run.error)
             for call, answer, run in zip(self.calls, answers, runs, strict=True)

@@ -53,10 +53,10 @@ def answers(result: Result) -> list[tuple[int | None, float]]:
 
 
 def test_the_belief_after_one_observation() -> None:
-    belief = PRIOR.given([0.8])
+    belief = PRIOR.posterior([0.8])
     assert (belief.kappa, belief.nu) == (2, 2)
     assert belief.m == pytest.approx(0.4) and belief.tau2 == pytest.approx(0.21)
-    assert PRIOR.given([]) == PRIOR and (PRIOR.m, PRIOR.kappa, PRIOR.nu, PRIOR.tau2) == (
+    assert PRIOR.posterior([]) == PRIOR and (PRIOR.m, PRIOR.kappa, PRIOR.nu, PRIOR.tau2) == (
         0,
         1,
         1,

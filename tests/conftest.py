@@ -5,6 +5,7 @@ no GPU. On a busy machine no property test fails for the time that it takes."""
 import gc
 import logging
 import os
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -42,8 +43,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tiers.ALL_SLOW = {item.path for item in items} - quick
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """What a test has set for its process is not for the other tests."""
+    from tests.helpers.process_state import as_it_was
+
+    with as_it_was():
+        return (yield)
+
+
 def pytest_runtest_teardown() -> None:
-    """What a command that a test ran has set for its process is not for the other tests."""
+    """Nor is what its fixtures have."""
     if torch.get_num_threads() != THREADS:
         torch.set_num_threads(THREADS)
     restore_logging()

@@ -392,7 +392,6 @@ def test_a_fault_of_ones_own_search_ends_a_run_with_its_line(
     (folder / f"{module}.py").write_text(file)
     words = [f"search={module}.{name}", "verifier=none", "dataset=sums", "dataset.size=1"]
     words += ["model=hf", "model.name=smollm2-135m", "run.name=r"]
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
     monkeypatch.setattr(sys, "argv", ["run", *words])
     with pytest.raises(SystemExit) as refused:
         experiments.run.main()

@@ -6,7 +6,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from experiments.cli.output import say, show
@@ -47,6 +49,20 @@ def perform_or_help(
         perform(work, given, stopped)
 
 
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """What a command sets in the environment, and leaves out of warnings, ends with it."""
+    before = dict(os.environ)
+    with warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            for name in os.environ.keys() - before.keys():
+                del os.environ[name]
+            os.environ.update(before)
+
+
+@_environment_kept()
 def perform(work: Callable[[], Any], given: str, stopped: str = "stopped") -> None:
     """Say what is started, then import and do it; ends the process with `work`'s exit code, if it
     returns one.

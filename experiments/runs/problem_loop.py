@@ -54,6 +54,18 @@ from ttc.text.prompt import PromptTemplate
 Inputs = dict[str, dict[str, str]]
 
 
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """`run.threads` is of one job of a sweep."""
+    count = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+
+
+@_threads_kept()
 def run(config: DictConfig, notes: Path | None = None) -> dict[str, Any]:
     """Solve what is left of a run, or show it (`run.dry`); returns its summary. notes: a folder
     where the runs of a sweep tell each other what need not be solved again; None for a run

@@ -23,12 +23,6 @@ from ttc.results import Node
 from verifiers import ConfidenceVerifier
 
 
-@pytest.fixture(autouse=True)
-def environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command sets for its process is not for the other tests of this one."""
-    monkeypatch.setattr("experiments.cli.command.quiet", lambda: None)
-
-
 def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     monkeypatch.setattr(sys, "argv", ["ttc", *words])
     main()

@@ -24,14 +24,6 @@ from tests.helpers.parts import installed
 from tests.helpers.processes import LIMIT_S, finished, started
 from ttc.errors import InvalidInput
 
-
-@pytest.fixture(autouse=True)
-def environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command sets for its process is not for the other tests of this one."""
-    monkeypatch.setattr("experiments.cli.command.quiet", lambda: None)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-
-
 SLOW = {"torch", "transformers", "datasets", "scipy"}
 COMMANDS = [
     ["run", "--help"],

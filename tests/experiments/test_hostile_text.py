@@ -79,7 +79,6 @@ def test_a_dry_run_shows_prompts(place: Path, capsys: pytest.CaptureFixture[str]
 def test_a_question_is_answered(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("experiments.cli.command.quiet", lambda: None)
     words = [
         "--model",
         str(place / "model"),
@@ -125,13 +124,10 @@ def test_a_comparison_and_a_selection_name_their_runs(
     check(capsys.readouterr().out, r"a\x9b2J\u202e")
 
 
-def test_errors_and_what_was_typed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_and_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse() -> None:
         raise InvalidInput(f"row 3 is {HOSTILE[0]}")
 
-    monkeypatch.setattr("experiments.cli.command.quiet", lambda: None)
     with pytest.raises(SystemExit) as end:
         perform(refuse, f"a \udcff {HOSTILE[1]}")
     assert end.value.code == r"error: row 3 is \x1b]52;c;cm0=\x07"

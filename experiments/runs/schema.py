@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from functools import partial
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import search
 import ttc
@@ -25,6 +29,7 @@ from experiments.runs.default_verifier import default_verifier
 from experiments.runs.run_name import register_names
 from ttc.approximate.early_exit import ExitRule
 from ttc.checks import check_limits
+from ttc.errors import refusing
 from ttc.lazy import public_classes
 from ttc.parts import handlers, load, missing
 from ttc.placement.base import Placement
@@ -148,14 +153,24 @@ OmegaConf.register_new_resolver(
 
 
 def schema_of(target: Any) -> type:
-    """A configuration class with the fields of `target`, a dataclass of plain values."""
-    hints = get_type_hints(target)
+    """A configuration class with the settings of `target`, plain values."""
     columns: list[Any] = [("_target_", str, field(default=target_of(target)))]
-    for f in fields(target):
-        if f.init:
-            default = "???" if f.default is MISSING else f.default
-            columns.append((f.name, plain_hint(hints[f.name]), field(default=default)))
+    for name, hint, default in settings(target):
+        columns.append((name, plain_hint(hint), field(default_factory=partial(deepcopy, default))))
     return make_dataclass(f"{target.__name__}Config", columns)
+
+
+def settings(target: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The name, hint and default, "???" for none, of each field of a dataclass, or of each
+    parameter of another class's constructor."""
+    hints = get_type_hints(target if is_dataclass(target) else target.__init__)
+    made = {f.name: f.default_factory for f in fields(target)} if is_dataclass(target) else {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            default = "???" if parameter.default is parameter.empty else parameter.default
+            if (factory := made.get(name, MISSING)) is not MISSING:
+                default = factory()
+            yield name, hints.get(name, Any), default
 
 
 def extended(name: str, part: type) -> type:
@@ -180,15 +195,21 @@ def register() -> None:
     register_names()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for group, node in (("model", ModelConfig), ("dataset", DatasetConfig), ("run", RunConfig)):
-        store.store(group=group, name="schema", node=node)
+    for group, kind in (("model", ModelConfig), ("dataset", DatasetConfig), ("run", RunConfig)):
+        store.store(group=group, name="schema", node=kind)
     store.store(group="model", name="hf", node=ModelConfig)
     for group, part in GROUPS.items():
         for name, target in part.choices.items():
-            settings = schema_of(target)
-            store.store(group=group, name=f"{name}_schema", node=settings)
-            if name not in written(group):
-                store.store(group=group, name=name, node=settings)
+            with refusing(
+                (OmegaConfBaseException, NameError),
+                f"{target.__module__}.{target.__name__} has a setting that cannot be read: "
+                "{error}; give it a plain hint and default",
+                said=lambda error: str(error).partition("\n")[0],
+            ):
+                node = schema_of(target)
+                store.store(group=group, name=f"{name}_schema", node=node)
+                if name not in written(group):
+                    store.store(group=group, name=name, node=node)
     for name, target in VERIFIERS.items():
         store.store(group="verifier/inner", name=name, node=schema_of(target))
     for rule in get_args(ExitRule):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
+from dataclasses import field, make_dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.runs.overrides import read, values
 from experiments.runs.run_name import is_own
-from experiments.runs.schema import GROUPS, plain_hint
+from experiments.runs.schema import GROUPS, plain_hint, settings
 from experiments.runs.user_code import check_user_code, find
 from ttc.errors import InvalidInput
 
@@ -75,7 +75,7 @@ def settings_of(target: Any, path: str) -> type:
     """A configuration class with a class's settings: its fields, or its constructor's parameters,
     if their defaults are plain values."""
     columns: list[Any] = [("_target_", str, field(default=path))]
-    for name, hint, default in _settings(target):
+    for name, hint, default in settings(target):
         for known in (plain_hint(hint), Any):
             column = (name, known, field(default_factory=partial(deepcopy, default)))
             try:
@@ -85,18 +85,6 @@ def settings_of(target: Any, path: str) -> type:
             columns.append(column)
             break
     return make_dataclass(f"{path.rpartition('.')[2]}Config", columns)
-
-
-def _settings(target: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Each setting's name, hint and default, "???" for none."""
-    hints = get_type_hints(target if is_dataclass(target) else target.__init__)
-    made = {f.name: f.default_factory for f in fields(target)} if is_dataclass(target) else {}
-    for name, parameter in inspect.signature(target).parameters.items():
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            default = "???" if parameter.default is parameter.empty else parameter.default
-            if (factory := made.get(name, MISSING)) is not MISSING:
-                default = factory()
-            yield name, hints.get(name, Any), default
 
 
 def checked_parts(config: DictConfig) -> DictConfig:

@@ -49,8 +49,9 @@ def hand_on(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Handoff]]) -> 
             continue
         children = list[Branch]()
         try:
+            backend = _model(engine, request.model)
             for branch in request.branches:
-                children.append(_handed(engine, active, branch, request.model))
+                children.append(_handed(engine, active, branch, request.model, backend))
         except InvalidInput as error:
             engine.release(active.retire(children))
             active.refuse(error)
@@ -74,10 +75,16 @@ def _variants(
     return list(islice(turns, request.n))
 
 
-def _handed(engine: Backend, active: ActiveSearch, branch: Branch, model: str) -> Branch:
-    if (backend := engine.models.get(model)) is None:
+def _model(engine: Backend, name: str) -> Backend:
+    if (backend := engine.models.get(name)) is None:
         names = ", ".join(engine.models) or "none: the backend has one model, without a name"
-        raise InvalidInput(f"Handoff.model={model!r} is unknown; use {names}")
+        raise InvalidInput(f"Handoff.model={name!r} is unnames; use {names}")
+    return backend
+
+
+def _handed(
+    engine: Backend, active: ActiveSearch, branch: Branch, model: str, backend: Backend
+) -> Branch:
     template, question, turns, start = active.chats[branch]
     tokenizer = backend.tokenizer
     prompt = template.tokens(question, tokenizer)

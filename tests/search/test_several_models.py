@@ -177,3 +177,13 @@ def test_a_model_that_there_is_not_fails_the_search_with_those_that_there_are() 
     assert not engines["small"].live and not engines["large"].live
     alone = solve(InTurns(), problem="q", engine=FakeBackend())
     assert "the backend has one model" in str(alone.error)
+
+
+@pytest.mark.parametrize("engine", [side_by_side(), FakeBackend()])
+def test_a_model_that_there_is_not_is_refused_where_no_branch_is_handed_on(engine: Any) -> None:
+    class Nobody(InTurns):
+        def run(self, root: Branch, case: Case) -> SearchSteps:
+            assert (yield Handoff([], "tiny")) == []
+            return (yield Expand([root], 1, Step(4), GREEDY))
+
+    assert "Handoff.model='tiny' is unknown" in str(solve(Nobody(), problem="q", engine=engine))

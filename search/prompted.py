@@ -78,7 +78,7 @@ def _variants(
 def _model(engine: Backend, name: str) -> Backend:
     if (backend := engine.models.get(name)) is None:
         names = ", ".join(engine.models) or "none: the backend has one model, without a name"
-        raise InvalidInput(f"Handoff.model={name!r} is unnames; use {names}")
+        raise InvalidInput(f"Handoff.model={name!r} is unknown; use {names}")
     return backend
 
 

@@ -98,7 +98,7 @@ class ActiveSearch:
     closing: Branch | None = None
 
     def __post_init__(self) -> None:
-        self.question = self.config.template.told(self.problem.question)
+        self.question = self.config.template.question_text(self.problem.question)
         self.spending = Spending(self.budget, {self.root.model: self.root.usage})
         self.case = self.config.case(self.problem)
         self.steps = steps_of(self.config, self.root, self.case)

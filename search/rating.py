@@ -180,7 +180,7 @@ def try_verifier(
         branches[0].about = problem.metadata
         branches += engine.fork(branches[0], 1)
         engine.generate(branches[1:], max_tokens, sampling=Sampling(temperature=0))
-        (scores,) = rater.scores(branches[1:], [template.told(problem.question)], engine)
+        (scores,) = rater.scores(branches[1:], [template.question_text(problem.question)], engine)
     finally:
         engine.release(branches)
         rater.released(branches)

@@ -66,7 +66,7 @@ class SideQuestions(Options):
     ) -> int:
         """The most verifier tokens that asking these questions takes. thoughts: of the branches
         that they are about."""
-        closing = self._closing(thoughts or Thoughts.known(backend.tokenizer))
+        closing = self._closing(thoughts or Thoughts.of_model(backend.tokenizer))
         text = self.max_tokens + len(backend.encode(closing)) + 1
         more = self.repeats * text if self.max_tokens else 1
         return sum(len(prompt) + more for prompt in prompts)
@@ -106,7 +106,7 @@ class SideQuestions(Options):
         that is open."""
         yield from written(backend, texts, Step(self.max_tokens), Sampling(self.temperature))
         reopen(texts)
-        own = Thoughts.known(backend.tokenizer)
+        own = Thoughts.of_model(backend.tokenizer)
         cues = []
         for text, thoughts in zip(texts, about, strict=True):
             told = thoughts or own

@@ -288,7 +288,7 @@ def tokenizer_of(config: DictConfig) -> Any:
 
 
 def say_settings(settings: GenerationSettings | None) -> None:
-    if settings is not None and settings.asked:
+    if settings is not None and settings.honoured:
         say(
             f"as the model's generation_config asks: {settings.describe()} "
             "(model.generation_settings=false: without)"

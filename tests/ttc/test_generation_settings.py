@@ -318,7 +318,7 @@ def test_other_settings_are_refused_by_name() -> None:
         assert "generation_settings=False" in str(refusal.value)
         assert "model.generation_settings=false" in str(refusal.value)
     whole = Engine(model, Letters(), generation_settings=False)
-    assert whole.generation_settings.asked == {}
+    assert whole.generation_settings.honoured == {}
 
 
 NO_CHANGE: dict[str, Any] = {
@@ -340,7 +340,7 @@ NO_CHANGE: dict[str, Any] = {
 def test_settings_that_change_nothing_are_taken() -> None:
     defaults = plain("llama").generation_config._get_default_generation_params()
     engine = Engine(with_settings("llama", defaults | NO_CHANGE), Letters())
-    assert engine.generation_settings.asked == {} and engine.generation_settings.processors == ()
+    assert engine.generation_settings.honoured == {} and engine.generation_settings.processors == ()
     branch = engine.root(PROMPTS[0])
     engine.generate([branch], LONG, sampling=GREEDY)
     assert branch.generated == generated(with_settings("llama", {}), PROMPTS[0])
@@ -368,7 +368,7 @@ def test_a_saved_models_settings_are_read(tmp_path: Any) -> None:
         engine = Engine.from_pretrained(
             tmp_path, device="cpu", dtype="float32", generation_settings=switch, runner="modules"
         )
-        assert dict(engine.generation_settings.asked) == settings
+        assert dict(engine.generation_settings.honoured) == settings
         branch = engine.root(PROMPTS[0])
         engine.generate([branch], LONG, sampling=GREEDY)
         assert branch.generated == generated(with_settings("qwen2", settings), PROMPTS[0])

@@ -51,7 +51,7 @@ class PassAhead:
             and not any(runtime.settings.drawing(row.request.sampling).reads_texts for row in rows)
             and not runtime.under_way
             and runtime.runner.trace is None
-            and not runtime.runner.watch.last.taken_over()
+            and not runtime.runner.watch.last.is_patched()
             and all(len(row.branch.tokens) + 1 < row.limit for row in rows)
         )
 

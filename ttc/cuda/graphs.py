@@ -254,7 +254,7 @@ class Graphs:
         snapshot = self.watch.last
         # peft switches adapters on and off without a trace in the modules
         adapted = any(kind.__module__.startswith("peft.") for kind in snapshot.classes)
-        hindered = adapted or snapshot.taken_over() or self.model.training
+        hindered = adapted or snapshot.is_patched() or self.model.training
         return not hindered and os.environ.get(SWITCH) != "0"
 
     def _give_up(self, reason: str) -> None:

@@ -38,10 +38,10 @@ class Drawing(NamedTuple):
 class GenerationSettings:
     """What is honoured of a model's generation_config.
 
-    asked: the settings by transformers' names. processors: what they do to logits, in its order.
+    honoured: the settings by transformers' names. processors: what they do to logits, in its order.
     """
 
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    honoured: Mapping[str, Any] = field(default_factory=dict)
     processors: tuple[Processor, ...] = ()
     _of_samplings: dict[Sampling, Drawing] = field(default_factory=dict, repr=False, compare=False)
 
@@ -62,7 +62,7 @@ class GenerationSettings:
                     f"the model's generation_config sets {name}={_short(value)}, which would "
                     f"change what is written: {why}. {WAY_OUT}"
                 )
-        asked: dict[str, Any] = {}
+        honoured: dict[str, Any] = {}
         processors: list[Processor] = []
         for name, (asks, make) in HONOURED.items():
             value = getattr(config, name, None)
@@ -78,10 +78,10 @@ class GenerationSettings:
                 if isinstance(processor, ByLength):
                     processor.make(1, torch.device("cpu"))  # checks the value
             if processor is not None:
-                asked[name] = value
+                honoured[name] = value
                 processors.append(processor)
-        _check_tokens(asked, vocab_size)
-        return cls(asked, tuple(processors))
+        _check_tokens(honoured, vocab_size)
+        return cls(honoured, tuple(processors))
 
     def drawing(self, sampling: Sampling) -> Drawing:
         """How tokens are drawn with these settings and a sampling, whose repetition penalty counts
@@ -91,7 +91,7 @@ class GenerationSettings:
         return self._of_samplings[sampling]
 
     def _drawing(self, sampling: Sampling) -> Drawing:
-        by_name = dict(zip(self.asked, self.processors, strict=True))
+        by_name = dict(zip(self.honoured, self.processors, strict=True))
         if (penalty := sampling.repetition_penalty) is not None:
             by_name["repetition_penalty"] = Repetition(penalty)
         alone = by_name.get("repetition_penalty")
@@ -101,7 +101,7 @@ class GenerationSettings:
         return Drawing(sampling, tuple(by_name[name] for name in HONOURED if name in by_name))
 
     def describe(self) -> str:
-        return ", ".join(f"{name}={_short(value)}" for name, value in self.asked.items())
+        return ", ".join(f"{name}={_short(value)}" for name, value in self.honoured.items())
 
 
 def end_tokens(config: Any) -> frozenset[int]:
@@ -276,13 +276,13 @@ HONOURED: Mapping[str, tuple[Asks, Make]] = {
 choice."""
 
 
-def _check_tokens(asked: Mapping[str, Any], vocab_size: int) -> None:
+def _check_tokens(honoured: Mapping[str, Any], vocab_size: int) -> None:
     biased = [
-        part[0] if isinstance(part, list) else part for part in asked.get("sequence_bias", ())
+        part[0] if isinstance(part, list) else part for part in honoured.get("sequence_bias", ())
     ]
-    tokens = {"sequence_bias": biased, "bad_words_ids": asked.get("bad_words_ids", ())}
+    tokens = {"sequence_bias": biased, "bad_words_ids": honoured.get("bad_words_ids", ())}
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
-        value = asked.get(name, ())
+        value = honoured.get(name, ())
         tokens[name] = [[value] if isinstance(value, int) else value]
     for name, groups in tokens.items():
         for token in (token for group in groups for token in group):

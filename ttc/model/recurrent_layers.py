@@ -55,8 +55,8 @@ def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
     least `FIND_TOKENS`."""
     if not keeps_states(model.config):
         return None
-    found: Recurrent | None = handler("layers", "recurrent")(model, ids)
-    return found
+    recurrent: Recurrent | None = handler("layers", "recurrent")(model, ids)
+    return recurrent
 
 
 def keeps_states(config: Any) -> bool:

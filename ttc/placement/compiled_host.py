@@ -48,7 +48,7 @@ class CompiledHost:
     @contextmanager
     def instead_of_modules(self, plan: Plan) -> Iterator[None]:
         """Let the first module run all of these layers meanwhile, the others hand its states on."""
-        if not self.watch.as_at_load or self._snapshot.taken_over():
+        if not self.watch.as_at_load or self._snapshot.is_patched():
             yield
             return
 

@@ -26,7 +26,7 @@ from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.stops import Stops
 from ttc.step import Grammar, Step
-from ttc.text.thinking_marks import spelt
+from ttc.text.thinking_marks import mark_text
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import StepEnd, check_live
 
@@ -295,8 +295,8 @@ class RemoteBatch(Batch):
                 "parser"
             )
         thinks = branch.thinks_at(len(branch.tokens), thoughts)
-        begin = "" if thinks else next(map(spelt, thoughts.marks.begin), "")
-        end = spelt(thoughts.marks.end[0]) if reply.text else ""
+        begin = "" if thinks else next(map(mark_text, thoughts.marks.begin), "")
+        end = mark_text(thoughts.marks.end[0]) if reply.text else ""
         return f"{begin}{reply.thought}{end}{reply.text}"
 
     def _append_eos(self, branch: Branch, figures: Sequence[tuple[float, ...]]) -> None:

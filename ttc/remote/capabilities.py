@@ -110,7 +110,9 @@ class Capabilities:
     def check_settings(self, settings: GenerationSettings) -> None:
         """Raise InvalidInput for settings of a generation_config that the server cannot be told."""
         told = ("repetition_penalty",) if self.extras else ()
-        untold = [f"{name}={value!r}" for name, value in settings.asked.items() if name not in told]
+        untold = [
+            f"{name}={value!r}" for name, value in settings.honoured.items() if name not in told
+        ]
         if untold:
             raise InvalidInput(
                 f"the model's generation_config sets {', '.join(untold)}, and requests to this "

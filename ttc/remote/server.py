@@ -66,7 +66,7 @@ class Server:
     def penalty(self, sampling: Sampling) -> dict[str, float]:
         """The repetition penalty of a sampling, else of the model's files, as requests have it."""
         given = sampling.repetition_penalty
-        return dict(self.settings.asked) if given is None else {"repetition_penalty": given}
+        return dict(self.settings.honoured) if given is None else {"repetition_penalty": given}
 
     def is_end(self, token: int) -> bool:
         return token == getattr(self.tokenizer, "eos_token_id", None)

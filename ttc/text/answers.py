@@ -60,14 +60,14 @@ def check_gold(gold: str, kind: str) -> None:
         fits, form = kind == "code" or not is_solution, "an answer alone"
     if fits:
         return
-    shown = repr(gold if len(gold) <= 60 else f"...{gold[-57:]}")
+    quoted = repr(gold if len(gold) <= 60 else f"...{gold[-57:]}")
     way = (
         "give the answer alone, or the answer_kind that it has: number, choice, math, text or code"
     )
     if is_solution:
         way = "it is a whole solution with the answer after ####, which dataset.reader=gsm8k reads"
     raise InvalidInput(
-        f"the gold answer {shown} is not {form}, so that with answer_kind={kind} none is right; "
+        f"the gold answer {quoted} is not {form}, so that with answer_kind={kind} none is right; "
         f"{way}"
     )
 

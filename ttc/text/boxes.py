@@ -48,10 +48,10 @@ def boxed(text: str) -> str | None:
 
 def last_box(text: str) -> Box | None:
     """What `boxed` reads, with its place."""
-    found, cut = _boxes(text)
-    filled = [box for box in found if box.content.strip()]
+    boxes, cut = _boxes(text)
+    filled = [box for box in boxes if box.content.strip()]
     if cut is not None or not filled:
-        return found[-1] if found and cut is None else None
+        return boxes[-1] if boxes and cut is None else None
     together = [filled[-1]]
     for box in reversed(filled[:-1]):
         first = together[0]
@@ -92,20 +92,20 @@ def _as_one(text: str, together: list[Box]) -> Box:
 def _boxes(text: str) -> tuple[list[Box], int | None]:
     """The complete boxes by their beginnings, and where a box after all of them begins that has no
     end."""
-    found: list[Box] = []
+    boxes: list[Box] = []
     if "box" not in text:
-        return found, None
+        return boxes, None
     opened: list[tuple[int, int] | None] = []  # a box and its content, None for another brace
     for brace in _BRACE.finditer(text):
         if brace["bare"]:
-            found.append(Box(brace.start(), brace["bare"], brace.end()))
+            boxes.append(Box(brace.start(), brace["bare"], brace.end()))
         elif brace["box"]:
             opened.append((brace.start(), brace.end()))
         elif brace.group() == "{":
             opened.append(None)
         elif opened and (box := opened.pop()) is not None:
-            found.append(Box(box[0], text[box[1] : brace.start()], brace.end()))
-    found.sort()
-    last = max((box.end for box in found), default=0)
+            boxes.append(Box(box[0], text[box[1] : brace.start()], brace.end()))
+    boxes.sort()
+    last = max((box.end for box in boxes), default=0)
     cut = next((box[1] for box in reversed(opened) if box is not None), None)
-    return found, cut if cut is not None and cut > last else None
+    return boxes, cut if cut is not None and cut > last else None

@@ -83,8 +83,8 @@ def chat_text(
     options: what else the template takes. way_out: what the InvalidInput says to do that is raised
     where the template refuses the messages. begins_answer: False leaves that start out.
     """
-    given = dict(options or {}) if begins_answer else {**(options or {}), **UNANSWERED}
-    return str(_applied(messages, tokenizer, given, way_out, tokenize=False))
+    options = dict(options or {}) if begins_answer else {**(options or {}), **UNANSWERED}
+    return str(_applied(messages, tokenizer, options, way_out, tokenize=False))
 
 
 def chat_tokens(
@@ -150,8 +150,8 @@ def next_prompt(
     Raises InvalidInput as `next_turn_text` does.
     """
     chat, chats = _answered(messages, answer, words), list[list[int]]()
-    for said in (chat, list(map(_stripped, chat))):  # the template may put blanks around answers
-        whole = chat_tokens(said, tokenizer, options, way_out=ONE_TURN)
+    for version in (chat, list(map(_stripped, chat))):  # the template may put blanks around answers
+        whole = chat_tokens(version, tokenizer, options, way_out=ONE_TURN)
         if len(whole) > len(tokens) and whole[: len(tokens)] == list(tokens):
             return whole
         chats.append(whole)
@@ -227,23 +227,23 @@ def _applied(
     from ttc.text.roles import fitted
     from ttc.time_limit import limited
 
-    given = [dict(message) for message in messages]
-    for message in given:
+    chat = [dict(message) for message in messages]
+    for message in chat:
         if isinstance(content := message.get("content"), str):
             check_encodable(content, f"the {message.get('role')}'s message")
 
     def written() -> Any:
-        given_options = {"add_generation_prompt": True, **(options or {})}
+        arguments = {"add_generation_prompt": True, **(options or {})}
         in_parts = _takes_parts(tokenizer, options)
 
         def write(messages: Sequence[Message], tokenize: bool = False) -> Any:
             parts = list(map(_in_parts if in_parts else dict, messages))
-            return tokenizer.apply_chat_template(parts, tokenize=tokenize, **given_options)
+            return tokenizer.apply_chat_template(parts, tokenize=tokenize, **arguments)
 
         bos = getattr(tokenizer, "bos_token", None)
-        return write(fitted(given, template_text(tokenizer), bos, write, way_out), tokenize)
+        return write(fitted(chat, template_text(tokenizer), bos, write, way_out), tokenize)
 
-    def said(error: Exception) -> str:
+    def reason(error: Exception) -> str:
         kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
         return f"{kind}{error}".partition("\n")[0]
 
@@ -253,7 +253,7 @@ def _applied(
         instead = f"choose one of several chat templates ({name}), or {way_out}"
     refuses = f"the chat template refuses these messages: {{error}}; {instead}"
     # a template can make Python raise anything
-    with refusing(Exception, refuses, but=InvalidInput, said=said):
+    with refusing(Exception, refuses, but=InvalidInput, said=reason):
         return limited(written, TEMPLATE_S, "the chat template", way_out)
 
 
@@ -267,9 +267,9 @@ def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
 
 def _writes(content: Any, tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
     messages = [{"role": "user", "content": content}]
-    given = {"add_generation_prompt": True, **(options or {})}
+    arguments = {"add_generation_prompt": True, **(options or {})}
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **given)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
     except Exception:  # a template can make Python raise anything
         return False
     return ANSWER in str(text)

@@ -48,8 +48,8 @@ def find_program(text: str, strict: bool = False) -> str | None:
     blocks = [block.rstrip() for block in fenced_blocks(text) if block.strip()]
     if blocks:
         for defines in _DEFINES_NO_TEST, _DEFINES:
-            if found := [block for block in blocks if defines.search(block)]:
-                return found[-1]
+            if defining := [block for block in blocks if defines.search(block)]:
+                return defining[-1]
         return blocks[-1]
     begin = None if strict else _BEGINS.search(text)
     if begin is None:
@@ -74,7 +74,7 @@ def _wrong_line(program: str) -> int | None:
     return None
 
 
-def spelt_alike(program: str) -> str:
+def normalized(program: str) -> str:
     try:
         return ast.unparse(ast.parse(program))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

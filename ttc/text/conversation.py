@@ -12,7 +12,7 @@ from ttc.errors import InvalidInput, refuse
 from ttc.text.chat import has_template
 from ttc.text.encodable import encodable
 from ttc.text.prompt import DefaultWords, PromptTemplate
-from ttc.text.roles import INSTRUCTING, ROLES, Message, told
+from ttc.text.roles import INSTRUCTING, ROLES, Message, as_text
 
 PARTS = "a text, or a list of parts such as {'type': 'text', 'text': ...}"
 
@@ -27,7 +27,7 @@ class Talk(str):
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Talk:
-        talk = cls(told(messages))
+        talk = cls(as_text(messages))
         talk.messages = tuple(messages)
         return talk
 
@@ -80,13 +80,13 @@ class Conversation(PromptTemplate):
                 "messages": template.examples,
             }
         )
-        given = {one.name: getattr(template, one.name) for one in fields(PromptTemplate)}
+        settings = {one.name: getattr(template, one.name) for one in fields(PromptTemplate)}
         if isinstance(template.instruction, DefaultWords):
-            del given["instruction"]
+            del settings["instruction"]
         place = place_of_question(messages)
         last = {key: value for key, value in messages[place].items() if key != "content"}
         earlier, later = tuple(messages[:place]), tuple(messages[place + 1 :])
-        return cls(**given, earlier=earlier, last=last, later=later)
+        return cls(**settings, earlier=earlier, last=last, later=later)
 
     def uses_chat(self, tokenizer: Any) -> bool:
         """Always. Raises InvalidInput where the model has no chat template."""
@@ -97,16 +97,16 @@ class Conversation(PromptTemplate):
             )
         return True
 
-    def told(self, question: str) -> str:
+    def question_text(self, question: str) -> str:
         return Talk.of(replace(self, instruction="{question}", system=None).messages(question))
 
     def messages(self, question: str) -> list[Message]:
-        *before, asked = super().messages(question)
+        *before, turn = super().messages(question)
         earlier = list(self.earlier)
         if before and earlier and earlier[0]["role"] in INSTRUCTING:
             both = f"{earlier[0]['content']}\n\n{before.pop(0)['content']}"
             earlier[0] = {**earlier[0], "content": both}
-        return [*before, *earlier, {**asked, **self.last}, *self.later]
+        return [*before, *earlier, {**turn, **self.last}, *self.later]
 
 
 def place_of_question(messages: Sequence[Message]) -> int:
@@ -120,14 +120,14 @@ def question_of(messages: Sequence[Message]) -> str:
     return question
 
 
-def read_messages(given: Any, name: str) -> tuple[Message, ...]:
+def read_messages(value: Any, name: str) -> tuple[Message, ...]:
     """Messages as chat templates take them: contents as texts, arguments of calls as values, and
     the names of tools with their answers. What else a message holds stays.
 
     name: what errors call the messages; they name the number of a message, and the key in it.
     Raises InvalidInput for what is no chat that a model could answer.
     """
-    messages = [_read(message, f"{name}[{place}]") for place, message in enumerate(given)]
+    messages = [_read(message, f"{name}[{place}]") for place, message in enumerate(value)]
     if not messages:
         raise InvalidInput(f"{name} holds no messages; give one at least")
     if (role := messages[-1]["role"]) not in ("user", "tool"):
@@ -150,9 +150,9 @@ def read_messages(given: Any, name: str) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _read(given: Any, name: str) -> dict[str, Any]:
-    check_kind(name, given, isinstance(given, Mapping), "{'role': ..., 'content': ...}")
-    message = dict(given)
+def _read(value: Any, name: str) -> dict[str, Any]:
+    check_kind(name, value, isinstance(value, Mapping), "{'role': ..., 'content': ...}")
+    message = dict(value)
     for key in ("role", "content"):
         if key not in message and (key == "role" or not message.get("tool_calls")):
             raise InvalidInput(f"{name} has no {key!r}, but {', '.join(map(repr, message))}")

@@ -31,9 +31,9 @@ def _spelling(answer: str, kind: str) -> str | None:
     if not answer.strip():
         return None
     if kind == "code":
-        from ttc.text.code import spelt_alike
+        from ttc.text.code import normalized
 
-        return spelt_alike(answer)
+        return normalized(answer)
     if kind == "math":
         from ttc.text.quantities import math_spelling
 
@@ -78,19 +78,19 @@ def ballots(
     """
     equal = same or (lambda gold, predicted: same_answer(gold, predicted, kind))
     firsts: dict[str, str] = {}  # the first answer of each group, by its spelling
-    known: dict[str, str] = {}  # the group of each spelling
+    groups: dict[str, str] = {}  # the group of each spelling
     votes: list[str | None] = []
     for answer in answers:
         spelling = canonical(answer, kind)
         if answer is None or spelling is None:
             votes.append(None)
             continue
-        if spelling not in known:
+        if spelling not in groups:
             others = firsts.items() if same is not None or kind == "math" else ()
             group = (name for name, first in others if equal(first, answer) or equal(answer, first))
-            known[spelling] = next(group, spelling)
-            firsts.setdefault(known[spelling], answer)
-        votes.append(known[spelling])
+            groups[spelling] = next(group, spelling)
+            firsts.setdefault(groups[spelling], answer)
+        votes.append(groups[spelling])
     return votes
 
 

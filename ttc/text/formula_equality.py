@@ -213,10 +213,10 @@ def _in_any_order(left: Sequence[Expr], right: Sequence[Expr]) -> bool:
         return False
     others = list(right)
     for part in left:
-        found = next((i for i, other in enumerate(others) if _same(part, other)), None)
-        if found is None:
+        match = next((i for i, other in enumerate(others) if _same(part, other)), None)
+        if match is None:
             return False
-        del others[found]
+        del others[match]
     return True
 
 

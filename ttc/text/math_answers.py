@@ -63,10 +63,10 @@ def boxed_expression(text: str) -> str | None:
 
 def _stated(text: str) -> str | None:
     """The last statement of something mathematical, else the last of words ("Tuesday")."""
-    said = [content for one in statements(text) if (content := _content_of(text, one))]
-    maths = [content for content in said if _MATHS.search(content)]
-    found = maths or said
-    return found[-1] if found else None
+    contents = [content for one in statements(text) if (content := _content_of(text, one))]
+    maths = [content for content in contents if _MATHS.search(content)]
+    best = maths or contents
+    return best[-1] if best else None
 
 
 def _content_of(text: str, statement: Statement) -> str | None:
@@ -84,8 +84,8 @@ def _content_of(text: str, statement: Statement) -> str | None:
     if statement.hashes and (label := _LABEL.match(line)):
         rest = rest[label.end() :]
     value = _VALUE.match(rest[:LONGEST_SENTENCE])
-    said = _unpointed(clause(rest, value.end() if value else 0).strip(" $*_`"))
-    return None if _SAYS_NOTHING.match(said) else _result(said) or None
+    content = _unpointed(clause(rest, value.end() if value else 0).strip(" $*_`"))
+    return None if _SAYS_NOTHING.match(content) else _result(content) or None
 
 
 def _is_heading(line: str, text: str, place: int) -> bool:
@@ -95,15 +95,15 @@ def _is_heading(line: str, text: str, place: int) -> bool:
     return words is not None and bool(below.strip())
 
 
-def _result(said: str) -> str:
+def _result(content: str) -> str:
     """Of 7 = 3 + 4 the number; all else as it is."""
-    total = _SUM.fullmatch(said) or _COUNTED.fullmatch(said)
-    return total[1] if total else said
+    total = _SUM.fullmatch(content) or _COUNTED.fullmatch(content)
+    return total[1] if total else content
 
 
-def _unpointed(said: str) -> str:
+def _unpointed(content: str) -> str:
     """Without the full stop at its end, and the blanks around."""
-    return said.strip().rstrip(" .").strip()
+    return content.strip().rstrip(" .").strip()
 
 
 _SENTENCE = re.compile(r"[.!?]\s|\n\s*\n")

@@ -50,10 +50,10 @@ class MathWorker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-        said = self._read()
-        if said != "ready":
+        reply = self._read()
+        if reply != "ready":
             self.close()
-            reason = said or "no reason given"
+            reason = reply or "no reason given"
             raise TTCError(
                 f"math-verify, which grades answers of kind math, did not start: {reason}"
             )
@@ -66,8 +66,8 @@ class MathWorker:
             self.process.stdin.flush()
         except OSError:
             return None
-        said = self._read()
-        return said if isinstance(said, bool) else None
+        reply = self._read()
+        return reply if isinstance(reply, bool) else None
 
     @property
     def reason(self) -> str:

@@ -45,8 +45,8 @@ def stated_choice(text: str, letters: str | None = None) -> str | None:
     letters: those of the problem's choices, if they are known; others are no answer.
     """
     text = plain(text)
-    found = [letter for _, letter in _stated(text, _signs(text, letters)) if letter]
-    return found[-1] if found else None
+    choices = [letter for _, letter in _stated(text, _signs(text, letters)) if letter]
+    return choices[-1] if choices else None
 
 
 def find_choice(text: str, letters: str | None = None) -> str | None:
@@ -64,13 +64,13 @@ def find_choice(text: str, letters: str | None = None) -> str | None:
     last = max(stated, default=0)
     if stated.get(last):
         return stated[last]
-    known = letters is not None
+    listed = letters is not None
     if not stated:
-        return _mentioned(text, signs, known)
+        return _mentioned(text, signs, listed)
     several = _SEVERAL.search(text, last, last + 40)
     rest = text[several.end() if several else last :]
-    said = _mentioned(_SENTENCE_GAP.sub("\n", rest), signs, known, worst=_ALONE)
-    return said or _mentioned(_REASON.split(rest, maxsplit=1)[0], signs, known)
+    choice = _mentioned(_SENTENCE_GAP.sub("\n", rest), signs, listed, worst=_ALONE)
+    return choice or _mentioned(_REASON.split(rest, maxsplit=1)[0], signs, listed)
 
 
 _SENTENCE_GAP = re.compile(r"(?<=[.!?。！？])\s+")
@@ -153,10 +153,10 @@ def _first(content: str, signs: Letters) -> str | None:
 _BOX_WORDS = re.compile(r"\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer|[Ll]etter)\b:?\s?")
 
 
-def _mentioned(text: str, signs: Letters, known: bool, worst: int = _SINGLE) -> str | None:
+def _mentioned(text: str, signs: Letters, listed: bool, worst: int = _SINGLE) -> str | None:
     """The last letter of the best form that any has, which is `worst` or better."""
     best: dict[int, str] = {}
-    few = signs.values() if known else LATIN[:10]
+    few = signs.values() if listed else LATIN[:10]
     for mention in _mention("".join(signs)).finditer(text):
         sign, at = mention.group(), mention.start()
         letter = signs.get(sign) or signs[sign.upper()]
@@ -294,8 +294,8 @@ def _of_a_series() -> re.Pattern[str]:
 
 def _own_signs(text: str, series: tuple[str, ...], here: set[str], letters: str) -> dict[str, str]:
     """The signs of that series which has the most of those that name choices."""
-    found = {m.group() for m in _labels("".join(sorted(here))).finditer(text)}
-    best = max(series, key=lambda one: (len(found & set(one)), len(here & set(one))))
+    labels = {m.group() for m in _labels("".join(sorted(here))).finditer(text)}
+    best = max(series, key=lambda one: (len(labels & set(one)), len(here & set(one))))
     pairs = zip(best, LATIN, strict=False)
     return {sign: letter for sign, letter in pairs if letter in letters and sign != "_"}
 

@@ -16,7 +16,7 @@ from ttc.text.numbers import (
     as_number,
     hyphened,
     number_in_words,
-    spelt_out,
+    plain_numbers,
 )
 from ttc.text.statements import (
     CLOSED_SCRIPTS,
@@ -99,16 +99,16 @@ def stated_number(text: str) -> str | None:
     """The number right after the last `####`, "answer is" or "Answer:", in any language of
     `languages.toml`, in digits or words, of an equation its result. Headings (`#### 2.
     Subtract`) and lists below "Answer:" state none."""
-    return _stated(spelt_out(plain(text)))
+    return _stated(plain_numbers(plain(text)))
 
 
 def find_number(text: str) -> str | None:
     """The number that is stated, else the last one in a `\\boxed{}`, else the only one of a stated
     clause, else the last one."""
-    text = spelt_out(plain(after_cut(text)))
-    found = _stated(text) or _in_a_box(text) or _in_a_clause(text)
-    if found is not None:
-        return found
+    text = plain_numbers(plain(after_cut(text)))
+    number = _stated(text) or _in_a_box(text) or _in_a_clause(text)
+    if number is not None:
+        return number
     comma = decimal_comma(text)
     last = _counted(text, comma) or last_number(text, comma)
     return None if last is None else _spelling(text, last, comma)
@@ -125,8 +125,8 @@ def _counted(text: str, comma: bool) -> re.Match[str] | None:
     """What a text's last words say to be a number for, per or from another one, as in "The bill is
     EUR 75 for 5 guests", or explain in brackets."""
     start = max(0, text.rstrip().rfind("\n"), len(text) - 120)
-    said = _COUNTED.search(text, start) or _EXPLAINED.search(text, start)
-    return said and _number_here(comma).match(text, said.start("number"))
+    match = _COUNTED.search(text, start) or _EXPLAINED.search(text, start)
+    return match and _number_here(comma).match(text, match.start("number"))
 
 
 _VALUE = rf"(?P<number>(?:{_CURRENCY}|\\?[{CURRENCIES}])?[\d.,]*\d)"
@@ -185,13 +185,13 @@ def _in_a_clause(text: str) -> str | None:
     comma = decimal_comma(text) if stated else False
     for statement in reversed(stated):
         if statement.linked and not _LIST.match(text, statement.place):
-            said = clause(text, statement.place)
-            numbers = list(_number(comma).finditer(said))
-            if len(numbers) > 1 and (part := _PER.search(said, numbers[0].end())):
-                said = said[: part.start()]
-                numbers = [number for number in numbers if number.end() <= len(said)]
-            if len(numbers) == 1 and not _NOT_ALONE.search(said):
-                return _spelling(said, numbers[0], comma)
+            sentence = clause(text, statement.place)
+            numbers = list(_number(comma).finditer(sentence))
+            if len(numbers) > 1 and (part := _PER.search(sentence, numbers[0].end())):
+                sentence = sentence[: part.start()]
+                numbers = [number for number in numbers if number.end() <= len(sentence)]
+            if len(numbers) == 1 and not _NOT_ALONE.search(sentence):
+                return _spelling(sentence, numbers[0], comma)
     return None
 
 
@@ -207,7 +207,7 @@ def _in_a_box(text: str) -> str | None:
     content = boxed(text)
     if content is None:
         return None
-    content = spelt_out(content)
+    content = plain_numbers(content)
     comma = decimal_comma(text)
     words = _TEXT_PART.sub(" ", content)
     whole = hyphened(split_unit(content)[0]).strip()

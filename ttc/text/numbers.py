@@ -60,7 +60,7 @@ def as_number(answer: str) -> Fraction | None:
     \\frac{3}{4}, 1.5 million)."""
     if len(answer) > MAX_CHARS:
         return None
-    plain = _SIGNS.sub("", hyphened(spelt_out(answer))).strip().rstrip(".")
+    plain = _SIGNS.sub("", hyphened(plain_numbers(answer))).strip().rstrip(".")
     plain = _FRACTION.sub(_slashed, plain).strip()
     if mixed := _MIXED.fullmatch(plain):
         sign, whole, part = mixed.groups()
@@ -88,7 +88,7 @@ def hyphened(answer: str) -> str:
     return answer.translate(_AS_HYPHEN)
 
 
-def spelt_out(text: str) -> str:
+def plain_numbers(text: str) -> str:
     """A text with 1 1/2 in the place of 1½, and -3 in that of negative 3."""
     if not text.isascii():
         text = text.translate(_VULGAR)

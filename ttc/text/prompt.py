@@ -117,9 +117,9 @@ class PromptTemplate(Options):
             check_encodable(text, "a solved example")
 
     def refusals(self) -> Mapping[str, object]:
-        taken = sorted(self.options.keys() & SET_HERE) if isinstance(self.options, Mapping) else ()
+        fixed = sorted(self.options.keys() & SET_HERE) if isinstance(self.options, Mapping) else ()
         return {
-            f"options holds {next(iter(taken), None)!r}, which is set here; leave it out": taken,
+            f"options holds {next(iter(fixed), None)!r}, which is set here; leave it out": fixed,
             "raw=true and chat=true exclude each other: a raw prompt goes through no chat "
             "template": self.raw and self.chat,
         }
@@ -128,20 +128,20 @@ class PromptTemplate(Options):
 
     def asking(self, kind: str) -> PromptTemplate:
         """The template for questions with answers of a kind (see `ttc.text.answers`)."""
-        given = not isinstance(self.instruction, DefaultWords)
-        return self if given else replace(self, instruction=DefaultWords(words_for(kind)))
+        custom = not isinstance(self.instruction, DefaultWords)
+        return self if custom else replace(self, instruction=DefaultWords(words_for(kind)))
 
     def plain(self) -> PromptTemplate:
         """Without solved examples, and without an instruction but where that is the whole
         prompt."""
-        given = self.instruction if self.raw else "{question}"
-        return replace(self, instruction=given, examples=())
+        instruction = self.instruction if self.raw else "{question}"
+        return replace(self, instruction=instruction, examples=())
 
     @property
     def way_out(self) -> str:
         """What to do where the chat template refuses the messages."""
-        given = {"the system text": self.system, "the examples": self.examples}
-        named = " or ".join(name for name, value in given.items() if value)
+        texts = {"the system text": self.system, "the examples": self.examples}
+        named = " or ".join(name for name, value in texts.items() if value)
         return f"leave {named} out, or set chat to false" if named else "set chat to false"
 
     def uses_chat(self, tokenizer: Any) -> bool:
@@ -153,7 +153,7 @@ class PromptTemplate(Options):
             )
         return has_template(tokenizer) and self.chat is not False and not self.raw
 
-    def told(self, question: str) -> str:
+    def question_text(self, question: str) -> str:
         """The question as verifiers are given it, with the conversation that it is part of."""
         return question
 
@@ -182,8 +182,8 @@ class PromptTemplate(Options):
     def _words(self, question: str) -> str:
         """The prompt where no chat template writes it."""
         turns = [(self._asked(q), a) for q, a in (*self.examples, (question, ""))]
-        asked = [q if self.raw else f"{NEXT_QUESTION} {q}\nAnswer:" for q, _ in turns]
-        written = [q + _answer(q, a) for q, (_, a) in zip(asked, turns, strict=True)]
+        prompts = [q if self.raw else f"{NEXT_QUESTION} {q}\nAnswer:" for q, _ in turns]
+        written = [q + _answer(q, a) for q, (_, a) in zip(prompts, turns, strict=True)]
         return (f"{self.system}\n\n" if self.system else "") + "\n\n".join(written)
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
@@ -214,22 +214,22 @@ class PromptTemplate(Options):
     # ---------------------------------------------------------------- further turns
 
     def next_turn(
-        self, words: str, tokenizer: Any, question: str = "?", said: Sequence[str] = ("",)
+        self, words: str, tokenizer: Any, question: str = "?", turns: Sequence[str] = ("",)
     ) -> str:
         """What follows an answer when the user goes on with `words`: the end of the model's turn,
         the words, and the start of its next turn.
 
-        said: the chat after the question: the model's answers and the user's words in turn.
+        turns: the chat after the question: the model's answers and the user's words in turn.
         """
         if self.uses_chat(tokenizer):
-            return next_turn_text(self._chat(question, said[:-1]), words, tokenizer, self.options)
+            return next_turn_text(self._chat(question, turns[:-1]), words, tokenizer, self.options)
         words = guarded(words, tokenizer)
         # the model may have written that much itself
-        begun = not self.raw and said[-1].endswith(NEXT_QUESTION)
+        begun = not self.raw and turns[-1].endswith(NEXT_QUESTION)
         return f" {words}\nAnswer:" if begun else f"\n\n{NEXT_QUESTION} {words}\nAnswer:"
 
     def next_prompt(
-        self, words: str, tokenizer: Any, question: str, said: Sequence[str], tokens: Sequence[int]
+        self, words: str, tokenizer: Any, question: str, turns: Sequence[str], tokens: Sequence[int]
     ) -> list[int]:
         """The prompt of the model's next answer, once the user goes on with `words`.
 
@@ -238,21 +238,21 @@ class PromptTemplate(Options):
         tokens (see `ttc.text.chat.next_prompt`). Without one it goes on from `tokens`.
         """
         if self.uses_chat(tokenizer):
-            messages, keep = self._chat(question, said[:-1]), self.keep_generated
+            messages, keep = self._chat(question, turns[:-1]), self.keep_generated
             return next_prompt(
-                messages, said[-1], words, tokens, tokenizer, self.options, keep_generated=keep
+                messages, turns[-1], words, tokens, tokenizer, self.options, keep_generated=keep
             )
-        return [*tokens, *following(self.next_turn(words, tokenizer, question, said), tokenizer)]
+        return [*tokens, *following(self.next_turn(words, tokenizer, question, turns), tokenizer)]
 
-    def end_of_prompt(self, question: str, tokenizer: Any, said: Sequence[str] = ()) -> str | None:
+    def end_of_prompt(self, question: str, tokenizer: Any, turns: Sequence[str] = ()) -> str | None:
         """What the prompt's form puts after the question's words, which alone may open a thought;
         None where it is not known, as the question is the whole prompt.
 
-        said: after further turns, the model's answers and the user's words in turn.
+        turns: those after the question: the model's answers and the user's words in turn.
         """
         if self.uses_chat(tokenizer):
-            return end_of_prompt(self._chat(question, said), tokenizer, self.options)
-        if said or not self.raw:
+            return end_of_prompt(self._chat(question, turns), tokenizer, self.options)
+        if turns or not self.raw:
             return "\nAnswer:"
         return self.instruction.rpartition("{question}")[2] or None
 
@@ -264,9 +264,9 @@ class PromptTemplate(Options):
     def _asked(self, question: str) -> str:
         return self.instruction.replace("{question}", question)
 
-    def _chat(self, question: str, said: Sequence[str]) -> list[Message]:
+    def _chat(self, question: str, turns: Sequence[str]) -> list[Message]:
         roles = ("assistant", "user")
-        later = [{"role": roles[place % 2], "content": text} for place, text in enumerate(said)]
+        later = [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]
         return [*self.messages(question), *later]
 
 
@@ -278,8 +278,8 @@ def _is_pair(example: Any) -> bool:
     )
 
 
-def _answer(asked: str, answer: str) -> str:
-    apart = not answer or answer[0].isspace() or asked[-1].isspace()
+def _answer(prompt: str, answer: str) -> str:
+    apart = not answer or answer[0].isspace() or prompt[-1].isspace()
     return answer if apart else f" {answer}"
 
 

@@ -64,7 +64,7 @@ def fitted(
     return given
 
 
-def told(messages: Sequence[Message]) -> str:
+def as_text(messages: Sequence[Message]) -> str:
     """A chat as one text, for those who read no chats: a user's words where there are no others,
     else each turn after its role."""
     turns = _users_joined(_folded(list(map(_in_words, messages))))
@@ -133,29 +133,29 @@ def _folded(messages: Sequence[Message]) -> list[Message]:
         if message["role"] == "user":
             message = _joined([*waiting, message])
         else:
-            folded += [_joined(waiting)] if _said(waiting) else []
+            folded += [_joined(waiting)] if _contents(waiting) else []
         folded.append(message)
         waiting = []
-    return folded + ([_joined(waiting)] if _said(waiting) else [])
+    return folded + ([_joined(waiting)] if _contents(waiting) else [])
 
 
 def _in_words(message: Message) -> Message:
     """A call, or the answer of a tool, as words, for templates that know neither: as Hermes and
     Qwen write them."""
     if message["role"] == "tool":
-        said = f"<tool_response>\n{message['content']}\n</tool_response>"
-        return {"role": "user", "content": said}
+        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": content}
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     parts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
-    words = "\n".join([*_said([message]), *parts])
+    words = "\n".join([*_contents([message]), *parts])
     return {"role": message["role"], "content": words} if calls else message
 
 
 def _joined(messages: Sequence[Message]) -> Message:
-    return {**messages[-1], "content": BETWEEN.join(_said(messages))}
+    return {**messages[-1], "content": BETWEEN.join(_contents(messages))}
 
 
-def _said(messages: Sequence[Message]) -> list[str]:
+def _contents(messages: Sequence[Message]) -> list[str]:
     return [message["content"] for message in messages if message["content"].strip()]
 
 

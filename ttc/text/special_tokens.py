@@ -91,7 +91,7 @@ class SplitSpecialTokens:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if self._special:
-            text = re.sub(self._special, lambda found: self._names[found.group()], text)
+            text = re.sub(self._special, lambda match: self._names[match.group()], text)
         tokens = self._plain.encode(self.readable(text), add_special_tokens=add_special_tokens)
         return [self._numbers.get(token, token) for token in tokens]
 

@@ -79,7 +79,7 @@ def statements(text: str, options: bool = False) -> list[Statement]:
 
     options: also those whose noun is one of several choices, as in "the right option is B".
     """
-    found = [
+    statements = [
         Statement(*mark.span(), languages()[0], hashes=True) for mark in _HASHES.finditer(text)
     ]
     denied: set[int] = set()  # a noun of several languages is denied in any of them
@@ -89,8 +89,8 @@ def statements(text: str, options: bool = False) -> list[Statement]:
                 denied.add(head.start())
             elif _states(text, head, language):
                 linked = head["link"] is not None
-                found.append(Statement(head.start(), head.end(), language, linked))
-    kept = [statement for statement in found if statement.start not in denied]
+                statements.append(Statement(head.start(), head.end(), language, linked))
+    kept = [statement for statement in statements if statement.start not in denied]
     return sorted(kept, key=attrgetter("place"))
 
 
@@ -127,12 +127,12 @@ _CYRILLIC_OR_GREEK = re.compile("[\u0370-\u03ff\u0400-\u04ff]{3}")
 @cache
 def _speakers() -> dict[str, list[str]]:
     """Frequent words, each with English and the languages with decimal commas that have it."""
-    found: dict[str, list[str]] = {}
+    speakers: dict[str, list[str]] = {}
     for language in languages():
         if language.decimal_comma or language.is_english:
             for word in set(language.common.split("|")):
-                found.setdefault(word, []).append(language.code)
-    return found
+                speakers.setdefault(word, []).append(language.code)
+    return speakers
 
 
 def _spoken(text: str, options: bool) -> list[tuple[Language, int]]:

@@ -67,12 +67,12 @@ class Language:
 def languages() -> tuple[Language, ...]:
     """English, which reads texts in other ways too, and all others."""
 
-    def value(given: Any) -> Any:
-        if isinstance(given, str):
-            return given.replace("\n", "")
-        return tuple(given) if isinstance(given, list) else given
+    def value(entry: Any) -> Any:
+        if isinstance(entry, str):
+            return entry.replace("\n", "")
+        return tuple(entry) if isinstance(entry, list) else entry
 
     return tuple(
-        Language(code, **{name: value(given) for name, given in row.items()})
+        Language(code, **{name: value(entry) for name, entry in row.items()})
         for code, row in table("languages").items()
     )

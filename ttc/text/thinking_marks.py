@@ -77,17 +77,17 @@ class ThinkingMarks:
 
     def __post_init__(self) -> None:
         for name in ("begin", "end", "wraps"):
-            given = getattr(self, name)
-            strings = (given,) if isinstance(given, Mark) else given
+            value = getattr(self, name)
+            strings = (value,) if isinstance(value, Mark) else value
             listed = isinstance(strings, Sequence) and all(map(_is_mark, strings))
-            check_kind(name, given, listed, "a string, or a list of strings that are not empty")
+            check_kind(name, value, listed, "a string, or a list of strings that are not empty")
             object.__setattr__(self, name, tuple(strings))
         if not self.end:
             raise InvalidInput(
                 "end is empty; name the string that ends the model's thoughts, as </think>"
             )
         if not self.closing:
-            object.__setattr__(self, "closing", spelt(self.end[0]))
+            object.__setattr__(self, "closing", mark_text(self.end[0]))
         if both := set(self.begin) & set(self.end):
             raise InvalidInput(
                 f"{min(both)!r} is among begin and end; a mark either opens a thought or closes it"
@@ -103,7 +103,7 @@ class ThinkingMarks:
 
     @cached_property
     def _ordered(self) -> list[Mark]:
-        return sorted(self.kinds, key=lambda mark: len(spelt(mark)), reverse=True)
+        return sorted(self.kinds, key=lambda mark: len(mark_text(mark)), reverse=True)
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -128,13 +128,15 @@ class ThinkingMarks:
 
     def unsettled(self, text: str) -> int:
         """How many characters at the end of a text may be the beginning of a mark."""
-        held = max(overlap(text, spelt(mark)) for mark in self.kinds)
+        count = max(overlap(text, mark_text(mark)) for mark in self.kinds)
         for mark in self.kinds:
             if isinstance(mark, Header):
-                start = text.rfind(mark.start, max(0, len(text) - HEADER_CHARS - len(spelt(mark))))
+                start = text.rfind(
+                    mark.start, max(0, len(text) - HEADER_CHARS - len(mark_text(mark)))
+                )
                 if start >= 0 and mark.end not in text[start + len(mark.start) :]:
-                    held = max(held, len(text) - start)
-        return held
+                    count = max(count, len(text) - start)
+        return count
 
     def split(self, text: str, begun: bool = False) -> Parted:
         if cuts := self.cuts(text):
@@ -142,12 +144,12 @@ class ThinkingMarks:
         return Parted(text, None) if begun else Parted("", text)
 
 
-def spelt(mark: Mark) -> str:
+def mark_text(mark: Mark) -> str:
     return mark if isinstance(mark, str) else mark.start + mark.end
 
 
-def _is_mark(given: Any) -> bool:
-    parts = given if isinstance(given, Header) else (given,)
+def _is_mark(value: Any) -> bool:
+    parts = value if isinstance(value, Header) else (value,)
     return all(isinstance(part, str) and part for part in parts)
 
 

@@ -115,9 +115,9 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
     )
     vague = [mark for mark in (begin, end.strip()) if mark and _in_any_text(mark)]
     if vague or begin == end.strip():
-        told = f"{vague[0]!r} around" if begin != end.strip() else f"{begin!r} before and after"
+        place = f"{vague[0]!r} around" if begin != end.strip() else f"{begin!r} before and after"
         raise InvalidInput(
-            f"the chat template writes {told} a thought, which may hold it too; name marks with "
+            f"the chat template writes {place} a thought, which may hold it too; name marks with "
             "thinking_marks, or false for none"
         )
     return ThinkingMarks((begin,) if begin else (), end.strip(), wraps)

@@ -10,7 +10,7 @@ from typing import Any
 from ttc.errors import InvalidInput
 from ttc.text.chat import ANSWER, QUESTION, chat_text, end_of_prompt, template_text
 from ttc.text.prompt import PromptTemplate
-from ttc.text.thinking_marks import ends_in_thought, spelt
+from ttc.text.thinking_marks import ends_in_thought, mark_text
 from ttc.text.thinking_models import THOUGHT, THOUGHT_KEYS
 from ttc.text.thoughts import Mode, Thoughts
 
@@ -47,8 +47,8 @@ def switched(
         return template, False
     chat = template.uses_chat(tokenizer)
     if mode in ("on", "off"):
-        if chat and (found := switches(tokenizer, template.options)):
-            return _with(template, found[0], mode == "on", mode), False
+        if chat and (names := switches(tokenizer, template.options)):
+            return _with(template, names[0], mode == "on", mode), False
         if mode == "on" and thoughts is None:
             raise InvalidInput(
                 "thinking=on, and the model has no marks of thinking; use a model that thinks, or "
@@ -73,11 +73,11 @@ def _effort(mode: Mode, template: PromptTemplate, tokenizer: Any) -> Mode:
 
 
 def _with(template: PromptTemplate, name: str, value: Any, mode: Mode) -> PromptTemplate:
-    given = template.options.get(name, value)
-    if given != value:
+    current = template.options.get(name, value)
+    if current != value:
         raise InvalidInput(
             f"thinking={mode} sets the chat template's {name} to {value}, and its options say "
-            f"{given!r}; leave one of them out"
+            f"{current!r}; leave one of them out"
         )
     return replace(template, options={**template.options, name: value})
 
@@ -106,7 +106,7 @@ def without_thought(tokenizer: Any, thoughts: Thoughts | None = None) -> tuple[d
     options: dict[str, Any] = dict.fromkeys(switches(tokenizer), False)
     prompt = chat_text(QUESTION, tokenizer, options)
     lead = _before_answer(prompt, {}, tokenizer, options)
-    thoughts = thoughts or Thoughts.known(tokenizer)
+    thoughts = thoughts or Thoughts.of_model(tokenizer)
     if thoughts is None:
         return options, lead
     marks = thoughts.marks
@@ -123,7 +123,7 @@ def without_thought(tokenizer: Any, thoughts: Thoughts | None = None) -> tuple[d
     if cuts:
         return options, f"{blank}{marks.closing}\n\n"
     if not all(isinstance(mark, str) for mark in marks.begin[:1]):
-        return options, spelt(marks.end[0])
+        return options, mark_text(marks.end[0])
     return options, f"{marks.begin[0]}\n\n{marks.closing}\n\n" if marks.begin else ""
 
 

@@ -19,9 +19,9 @@ from ttc.text.thinking_marks import (
     Parted,
     ThinkingMarks,
     ends_in_thought,
+    mark_text,
     overlap,
     pieces,
-    spelt,
     split_at,
 )
 from ttc.text.thinking_models import marks_of
@@ -55,7 +55,7 @@ class Thoughts:
         return cls(marks, tokenizer) if isinstance(marks, ThinkingMarks) else None
 
     @classmethod
-    def known(cls, tokenizer: Any) -> Thoughts | None:
+    def of_model(cls, tokenizer: Any) -> Thoughts | None:
         """By the model's own marks; None also where its template's are refused."""
         with suppress(InvalidInput):
             return cls.of(tokenizer)
@@ -103,7 +103,7 @@ class Thoughts:
         if list(tokens[:first]) != self._before[:first]:
             return self.open_after(tokens[first:])
         text = self.whole(tokens[first:]).rstrip()
-        return text.endswith(tuple(map(spelt, self.marks.begin)))
+        return text.endswith(tuple(map(mark_text, self.marks.begin)))
 
     def open_after(self, tokens: Sequence[int], begun: bool = False) -> bool:
         return ends_in_thought(self._parted(tokens)[1], begun)
@@ -116,7 +116,7 @@ class Thoughts:
 
     @cached_property
     def end_token(self) -> str:
-        ends = map(spelt, self.marks.end)
+        ends = map(mark_text, self.marks.end)
         return next((mark for mark in ends if len(self._encode(mark)) == 1), "")
 
     def last_strings(self, thinks: bool) -> tuple[str, ...]:
@@ -202,14 +202,14 @@ class Thoughts:
         return cuts
 
     def _unsettled(self, tokens: Sequence[int]) -> int:
-        held = [overlap(tokens, mark.tokens) for mark in self._sequences]
+        counts = [overlap(tokens, mark.tokens) for mark in self._sequences]
         for mark in self._sequences:
             if mark.end:
                 first = max(0, len(tokens) - len(mark.tokens) - HEADER_TOKENS)
                 for place in range(first, len(tokens)):
                     if mark.opens(tokens, place) and not self._end_of(mark, tokens, place):
-                        held.append(len(tokens) - place)
-        return max(held, default=0)
+                        counts.append(len(tokens) - place)
+        return max(counts, default=0)
 
     def _end_of(self, mark: _Sequence, tokens: Sequence[int], place: int) -> int:
         if not mark.opens(tokens, place):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from ttc.text.numbers import hyphened, spelt_out
+from ttc.text.numbers import hyphened, plain_numbers
 from ttc.text.tables import by_word, table
 
 
@@ -29,7 +29,7 @@ def with_commands(formula: str) -> str:
     """A formula with LaTeX's commands in the place of Unicode's signs."""
     if formula.isascii():
         return formula
-    powers = _POWER.sub(lambda power: "^{" + _plain(power[0]) + "}", spelt_out(formula))
+    powers = _POWER.sub(lambda power: "^{" + _plain(power[0]) + "}", plain_numbers(formula))
     indexed = _INDEX.sub(lambda index: "_{" + _plain(index[0]) + "}", powers)
     signed = hyphened(indexed).translate(_SIGNS)
     return signed if signed.isascii() else unicodedata.normalize("NFKC", signed)

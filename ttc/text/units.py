@@ -12,7 +12,7 @@ from ttc.text.tables import table
 
 _TABLE = table("units")
 _SIZES = _TABLE["size"] | {words.split()[0]: {words: 1} for words in _TABLE["alone"]}
-_KNOWN = {
+_UNITS = {
     word: (name, Fraction(size))
     for name, sizes in _SIZES.items()
     for words, size in sizes.items()
@@ -101,18 +101,18 @@ def _without_degrees(plain: str) -> tuple[str, MeasureUnit | None] | None:
 
 
 def _without_words(plain: str) -> tuple[str, MeasureUnit | None] | None:
-    found = _AT_END.search(plain)
-    if found and found[2] and (pi := _PI.match(plain, found.start(2))):
-        found = _AT_END.search(plain, pi.end())
-    if found is None:
+    match = _AT_END.search(plain)
+    if match and match[2] and (pi := _PI.match(plain, match.start(2))):
+        match = _AT_END.search(plain, pi.end())
+    if match is None:
         return None
-    before = re.sub(r"(?:\\[,;:! ]|~|\s){1,20}$", "", plain[: found.start()])
-    written = found[1] if found[1] is not None else found[2] or found[3]
-    power = found[4] or {"²": "2", "³": "3", None: ""}[found[5]]
+    before = re.sub(r"(?:\\[,;:! ]|~|\s){1,20}$", "", plain[: match.start()])
+    written = match[1] if match[1] is not None else match[2] or match[3]
+    power = match[4] or {"²": "2", "³": "3", None: ""}[match[5]]
     unit = unit_of(f"{written.strip()}^{power}" if power else written.strip())
     if not _NUMERIC.search(before) or unit is None or before[-1] in "=+-*/^_({,<>&|":
         return None
-    if found[1] is not None:
+    if match[1] is not None:
         return before, unit
     letter = len(written) == 1  # 5 m may be five times m
     named = unit.dimensions is not None or _is_phrase(written, before)
@@ -126,7 +126,7 @@ def _is_phrase(written: str, before: str) -> bool:
     words = [word for word in re.split(r"[ ./-]+", written) if word]
     if not re.search(rf"\d$|\b(?:pi|{'|'.join(MAGNITUDES)})$", before) or len(words) > 4:
         return False
-    return all(is_word(word.lower()) or word.lower() in _KNOWN or word in ("of",) for word in words)
+    return all(is_word(word.lower()) or word.lower() in _UNITS or word in ("of",) for word in words)
 
 
 @lru_cache(maxsize=4096)
@@ -135,13 +135,13 @@ def unit_of(written: str) -> MeasureUnit | None:
     small = written.lower().replace(".", "").replace("\\", "").strip()
     small = _SHORT.get(small, small)
     words = [_singular(word) for word in re.findall(r"[a-z]+", small)]
-    known = _dimensions(small)
-    if not words or (known is None and not _NO_UNIT.isdisjoint(words)):
+    dimensions = _dimensions(small)
+    if not words or (dimensions is None and not _NO_UNIT.isdisjoint(words)):
         return None
-    if len(words) == 1 and len(words[0]) == 1 and words[0] not in _KNOWN:
+    if len(words) == 1 and len(words[0]) == 1 and words[0] not in _UNITS:
         return None
     kept = frozenset(word for word in words if word not in _POWERS and word not in _ANY)
-    return MeasureUnit(kept) if known is None else MeasureUnit(kept, *known)
+    return MeasureUnit(kept) if dimensions is None else MeasureUnit(kept, *dimensions)
 
 
 def _dimensions(written: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
@@ -157,7 +157,7 @@ def _dimensions(written: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | 
                 continue
             if base is not None:
                 return None
-            base = _KNOWN.get(word) or _KNOWN.get(_singular(word))
+            base = _UNITS.get(word) or _UNITS.get(_singular(word))
             if base is None:
                 return None
             factor *= int(index or 1)
@@ -169,7 +169,7 @@ def _dimensions(written: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | 
 
 
 def _singular(word: str) -> str:
-    if word in _KNOWN or word in _POWERS:
+    if word in _UNITS or word in _POWERS:
         return word
     if word.endswith("ies") and len(word) > 4:
         return word[:-3] + "y"

@@ -87,10 +87,10 @@ def date_of(answer: str) -> tuple[int, int, int] | None:
         return None
     plain = unwrapped(answer).lower()
     for form in _DATES:
-        if found := form.fullmatch(plain):
-            month = found["month"]
+        if match := form.fullmatch(plain):
+            month = match["month"]
             number = int(month) if month.isdigit() else _MONTHS[month]
-            return int(found["year"] or 0), number, int(found["day"])
+            return int(match["year"] or 0), number, int(match["day"])
     return None
 
 
@@ -104,13 +104,13 @@ def time_of(answer: str) -> tuple[int, int, bool] | None:
         return None
     plain = unwrapped(answer).lower()
     plain = {"noon": "12 noon", "midnight": "12 midnight"}.get(plain, plain)
-    found = _TIME.fullmatch(plain)
-    if found is None or (found["minute"] is None and found["half"] is None):
+    match = _TIME.fullmatch(plain)
+    if match is None or (match["minute"] is None and match["half"] is None):
         return None
-    hour, half = int(found["hour"]), (found["half"] or "").replace(".", "").replace(" ", "")
+    hour, half = int(match["hour"]), (match["half"] or "").replace(".", "").replace(" ", "")
     if hour > 24 or (half and not 1 <= hour <= 12):
         return None
-    seconds = int(found["minute"] or 0) * 60 + int(found["second"] or 0)
+    seconds = int(match["minute"] or 0) * 60 + int(match["second"] or 0)
     if not half:
         return hour, seconds, hour > 12 or hour == 0
     late = half in ("pm", "noon") or half.endswith(("afternoon", "evening"))

@@ -57,8 +57,8 @@ class WholeJson:
             try:
                 value, end = json.JSONDecoder(strict=False).raw_decode(text, start)
             except (ValueError, RecursionError) as error:
-                said = f"the call cannot be read as JSON ({error})"
-                return [*readings, Reading("", {}, start, said)]
+                problem = f"the call cannot be read as JSON ({error})"
+                return [*readings, Reading("", {}, start, problem)]
             calls = value if isinstance(value, list) else [value]
             readings += [self._call(call, end) for call in calls]
             start = _skip(text, end, ",;")
@@ -66,8 +66,10 @@ class WholeJson:
 
     def _call(self, call: Any, end: int) -> Reading:
         if not isinstance(call, Mapping) or not call:
-            said = f"the call {json.dumps(call):.80} must be a JSON object with name and arguments"
-            return Reading("", {}, end, said)
+            problem = (
+                f"the call {json.dumps(call):.80} must be a JSON object with name and arguments"
+            )
+            return Reading("", {}, end, problem)
         if not self.name:
             name, arguments = next(iter(call.items()))
         else:
@@ -90,8 +92,8 @@ class NamedJson:
         try:
             value, end = json.JSONDecoder(strict=False).raw_decode(text, start)
         except (ValueError, RecursionError) as error:
-            said = f"the arguments cannot be read as JSON ({error})"
-            return [Reading(name[0], {}, name.end(), said)]
+            problem = f"the arguments cannot be read as JSON ({error})"
+            return [Reading(name[0], {}, name.end(), problem)]
         return [checked(name[0], value, end)]
 
 
@@ -139,16 +141,16 @@ def read_loose(text: str, place: int, quote: str) -> tuple[Any, int]:
         if match is None:
             raise ValueError(f"a value is missing before {text[place : place + 10]!r}")
         place = match.end()
-        said = match[match.lastgroup or 0]
+        token = match[match.lastgroup or 0]
         if match.lastgroup == "sign":
-            depth += (said in "{[") - (said in "}]")
-            if said in "}]" and strict and strict[-1] == ",":
+            depth += (token in "{[") - (token in "}]")
+            if token in "}]" and strict and strict[-1] == ",":
                 strict.pop()
             if depth > DEPTH:
                 raise ValueError(f"it is nested more than {DEPTH} deep")
-        elif match.lastgroup != "word" or not _is_json(NAMED.get(said, said)):
-            said = json.dumps(said)
-        strict.append(NAMED.get(said, said))
+        elif match.lastgroup != "word" or not _is_json(NAMED.get(token, token)):
+            token = json.dumps(token)
+        strict.append(NAMED.get(token, token))
     return json.loads("".join(strict)), place
 
 
@@ -175,11 +177,11 @@ class PythonCalls:
     def read(self, text: str, place: int) -> list[Reading]:
         last = text.find(self.end, place) if self.end else len(text)
         last = last if last >= 0 else len(text)
-        said = text[place:last].strip()
-        if not said:
+        code = text[place:last].strip()
+        if not code:
             return []
         try:
-            body = ast.parse(said, mode="eval").body
+            body = ast.parse(code, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return _loose_python(text, place)
         calls = body.elts if isinstance(body, ast.List | ast.Tuple) else [body]
@@ -214,11 +216,11 @@ def _python_value(text: str, start: int) -> tuple[Any, int]:
     quote = text[start : start + 1]
     ends = _ENDS.get(quote, _ENDS[""]).search(text, start + 1)
     end = len(text) if ends is None else ends.end()
-    said = text[start:end]
+    literal = text[start:end]
     try:
-        return ast.literal_eval(_literal(ast.parse(said, mode="eval").body)), end
+        return ast.literal_eval(_literal(ast.parse(literal, mode="eval").body)), end
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return said.removeprefix(quote).removesuffix(quote) if quote in _ENDS else said, end
+        return literal.removeprefix(quote).removesuffix(quote) if quote in _ENDS else literal, end
 
 
 def _of_python(call: ast.expr, end: int) -> Reading:
@@ -281,8 +283,8 @@ class Pairs:
         while text.startswith(before, at) and not (end and text.startswith(end, at)):
             pair = self._pair(text, at + len(before))
             if pair is None:
-                said = "an argument is not ended as the model's calls have it"
-                return [Reading(name[0], {}, name.end(), said)]
+                problem = "an argument is not ended as the model's calls have it"
+                return [Reading(name[0], {}, name.end(), problem)]
             key, value, at = pair
             arguments[key] = value
             at = _skip(text, at)
@@ -296,8 +298,8 @@ class Pairs:
         if not self.before.strip():
             return _skip(text, place)
         marks = [mark for mark in (self.before.strip(), self.end.strip()) if mark]
-        found = [text.find(mark, place, place + HEADER_CHARS) for mark in marks]
-        return min((at for at in found if at >= 0), default=place)
+        places = [text.find(mark, place, place + HEADER_CHARS) for mark in marks]
+        return min((at for at in places if at >= 0), default=place)
 
     def _pair(self, text: str, start: int) -> tuple[str, Any, int] | None:
         after = self.after.strip() or self.after[:1] or "\n"

@@ -76,26 +76,26 @@ class Tool:
         check_is(f"the parameters of the tool {name}", parameters, Mapping | None, "a JSON schema")
 
     @classmethod
-    def of(cls, given: Any) -> Tool:
+    def of(cls, tool: Any) -> Tool:
         """A tool of a function with type hints and a docstring that describes each argument
         (transformers' `get_json_schema`), or of a schema.
 
         Raises InvalidInput for a function that lacks them, and for anything else.
         """
-        if isinstance(given, Tool):
-            return given
-        if isinstance(given, Mapping):
-            return cls(given)
-        function = inspect.isfunction(given) or inspect.ismethod(given)
-        check_kind("a tool", given, function, "a function, a Tool, or a tool's schema")
+        if isinstance(tool, Tool):
+            return tool
+        if isinstance(tool, Mapping):
+            return cls(tool)
+        function = inspect.isfunction(tool) or inspect.ismethod(tool)
+        check_kind("a tool", tool, function, "a function, a Tool, or a tool's schema")
         from transformers.utils.chat_template_utils import get_json_schema
 
         with refusing(
             Exception,
-            f"the function {given.__name__} cannot be a tool: {{error}}; give it type hints and "
+            f"the function {tool.__name__} cannot be a tool: {{error}}; give it type hints and "
             "a docstring with an 'Args:' block that describes each argument",
         ):
-            return cls(get_json_schema(given), given)
+            return cls(get_json_schema(tool), tool)
 
     @property
     def name(self) -> str:
@@ -108,8 +108,10 @@ class Tool:
 
     def typed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """With texts as values of the types that the schema names: `days` is 3 and not "3"."""
-        known = self._properties
-        return {name: _typed(value, _kinds(known.get(name))) for name, value in arguments.items()}
+        properties = self._properties
+        return {
+            name: _typed(value, _kinds(properties.get(name))) for name, value in arguments.items()
+        }
 
     @property
     def _properties(self) -> Mapping[str, Any]:
@@ -120,9 +122,9 @@ class Tool:
         """Raise ToolError for arguments that the schema does not take: unknown or missing ones, and
         values of another type."""
         parameters = self.schema["function"].get("parameters") or {}
-        known = self._properties
-        takes = f"{self.name} takes {', '.join(known) or 'no arguments'}"
-        kinds = {name: _kinds(known[name]) for name in arguments if name in known}
+        properties = self._properties
+        takes = f"{self.name} takes {', '.join(properties) or 'no arguments'}"
+        kinds = {name: _kinds(properties[name]) for name in arguments if name in properties}
         missing = {
             f"the argument {name} is missing; {takes}": name not in arguments
             for name in parameters.get("required") or []
@@ -130,7 +132,7 @@ class Tool:
         unknown = {
             f"there is no argument {name}; {takes}": not parameters.get("additionalProperties")
             for name in arguments
-            if name not in known
+            if name not in properties
         }
         unfit = {
             f"the argument {name}={arguments[name]!r:.80} must be of type {' or '.join(its)}": (
@@ -142,7 +144,7 @@ class Tool:
             f"the argument {name}={arguments[name]!r:.80} must be one of "
             f"{', '.join(map(repr, values))}": not any(_equal(arguments[name], v) for v in values)
             for name in kinds
-            if (values := _values(known[name])) is not None
+            if (values := _values(properties[name])) is not None
         }
         refuse(missing | unknown | unfit | other, ToolError)
 
@@ -150,10 +152,10 @@ class Tool:
         """The answer to a call, as text or JSON. Raises whatever the tool raises."""
         self.check(arguments)
         assert self.run is not None
-        given = self.run(**arguments)
-        if inspect.iscoroutine(given):
-            given = asyncio.run(given)
-        return given if isinstance(given, str) else json.dumps(given, default=str)
+        result = self.run(**arguments)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+        return result if isinstance(result, str) else json.dumps(result, default=str)
 
 
 def _kinds(schema: Any) -> list[str]:
@@ -207,9 +209,9 @@ def _typed(value: Any, allowed: Sequence[str]) -> Any:
         return value
     for read in (json.loads, ast.literal_eval):  # some templates write True and None
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            given = read(value.strip())
-            if _fits(given, allowed):
-                return given
+            parsed = read(value.strip())
+            if _fits(parsed, allowed):
+                return parsed
     return value
 
 
@@ -251,10 +253,10 @@ class Tools(Options):
         check_known(self.choice, choices, f"choice={self.choice!r} is unknown")
 
     @classmethod
-    def of(cls, given: Any) -> Tools | None:
-        if given is None or isinstance(given, Tools):
-            return given if given is not None and given.tools else None
-        return cls(given) if given else None
+    def of(cls, tools: Any) -> Tools | None:
+        if tools is None or isinstance(tools, Tools):
+            return tools if tools is not None and tools.tools else None
+        return cls(tools) if tools else None
 
     @property
     def answer_chars(self) -> int:

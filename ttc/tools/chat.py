@@ -54,7 +54,7 @@ class ToolChat:
         chat = template.uses_chat(tokenizer)
         telling = _with_tools(tools, template, tokenizer) if chat else None
         options = template.options if chat else {}
-        form = format_of(tools, tokenizer, options, told=telling is not None)
+        form = format_of(tools, tokenizer, options, describes_tools=telling is not None)
         if isinstance(form, Calculator) and "calculator" not in tools.by_name:
             raise InvalidInput(
                 "tools.format=calculator calls a tool of that name, and there is none; give "
@@ -93,8 +93,8 @@ class ToolChat:
             if last and last in answered:
                 return answered.partition(last)[2]
             ended = common_start(alone, answered)
-            said = answered.removeprefix(ended)
-            return said if last else f"{self._end_of_turn}{said}"
+            words = answered.removeprefix(ended)
+            return words if last else f"{self._end_of_turn}{words}"
         words = "\n".join(self.format.answered(answer).strip() for answer in answers)
         turn = next_turn_text(QUESTION, words, self.tokenizer, self.template.options)
         return turn.partition(last)[2] if last and last in turn else turn
@@ -109,17 +109,20 @@ class ToolChat:
 
     @cached_property
     def _end_of_turn(self) -> str:
-        said = [*QUESTION, {"role": "assistant", "content": ANSWER}]
-        plain = chat_text(said, self.tokenizer, self.template.options, begins_answer=False)
+        messages = [*QUESTION, {"role": "assistant", "content": ANSWER}]
+        plain = chat_text(messages, self.tokenizer, self.template.options, begins_answer=False)
         return plain.rpartition(ANSWER)[2]
 
     def _behind(self, calls: Sequence[Written], answers: Sequence[str]) -> tuple[str, str]:
         """What the template writes behind the words of the calls, without their answers and with
         them; "" where it writes neither the calls nor words before them."""
-        told = list(map(_told, range(len(calls)), calls, answers))
-        for said in ("", CALLED):
-            asked = [*QUESTION, self._asking(calls, said)]
-            alone, answered = self._text(asked), self._text([*asked, *told], begins_answer=True)
+        results = list(map(_result_message, range(len(calls)), calls, answers))
+        for content in ("", CALLED):
+            messages = [*QUESTION, self._call_message(calls, content)]
+            alone, answered = (
+                self._text(messages),
+                self._text([*messages, *results], begins_answer=True),
+            )
             if CALLED in alone and CALLED in answered:
                 return alone.rpartition(CALLED)[2], answered.rpartition(CALLED)[2]
         return "", ""
@@ -133,19 +136,19 @@ class ToolChat:
             begins_answer=begins_answer,
         )
 
-    def _asking(self, calls: Sequence[Written], said: str) -> dict[str, Any]:
+    def _call_message(self, calls: Sequence[Written], content: str) -> dict[str, Any]:
         """A message that calls tools. Its arguments are a mark: what follows them is asked for."""
-        given: Any = {"argument": CALLED}
-        given = json.dumps(given) if self.format.as_text else given
-        asked = [
+        arguments: Any = {"argument": CALLED}
+        arguments = json.dumps(arguments) if self.format.as_text else arguments
+        tool_calls = [
             {
                 "type": "function",
                 "id": _number(place),
-                "function": {"name": call.name, "arguments": given},
+                "function": {"name": call.name, "arguments": arguments},
             }
             for place, call in enumerate(calls[: self._at_once])
         ]
-        return {"role": "assistant", "content": said, "tool_calls": asked}
+        return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
     @cached_property
     def _at_once(self) -> int | None:
@@ -165,7 +168,7 @@ CALLED = "THE-ARGUMENT"
 """Stands for the arguments of calls, to see what a template writes after them."""
 
 
-def _told(place: int, call: Written, answer: str) -> dict[str, Any]:
+def _result_message(place: int, call: Written, answer: str) -> dict[str, Any]:
     about = {"role": "tool", "name": call.name, "tool_call_id": _number(place)}
     return {**about, "content": answer}
 
@@ -224,28 +227,30 @@ def _with_tools(tools: Tools, template: PromptTemplate, tokenizer: Any) -> Promp
 def _completed(schema: Schema) -> Schema:
     """A tool's schema with the defaults of what it leaves out, which some chat templates read
     without asking."""
-    function = _known(schema["function"])
-    parameters = _known(function.get("parameters", {}))
+    function = _without_none(schema["function"])
+    parameters = _without_none(function.get("parameters", {}))
     properties = parameters.get("properties", {})
     if isinstance(properties, Mapping):
-        properties = {name: _completed_argument(given) for name, given in properties.items()}
+        properties = {name: _completed_argument(argument) for name, argument in properties.items()}
     parameters = {"type": "object", "required": [], **parameters, "properties": properties}
     return {**schema, "function": {"description": "", **function, "parameters": parameters}}
 
 
-def _completed_argument(given: Any) -> Any:
-    if not isinstance(given, Mapping):
-        return given
-    known = _known(given)
-    if isinstance(kinds := known.get("type"), list):
+def _completed_argument(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    completed = _without_none(schema)
+    if isinstance(kinds := completed.get("type"), list):
         plain = [kind for kind in kinds if kind != "null"]
-        known["type"] = plain[0] if len(plain) == 1 else plain
-    anything: dict[str, Any] = {"additionalProperties": {}} if known.get("type") == "object" else {}
-    return {"description": "", **anything, **known}
+        completed["type"] = plain[0] if len(plain) == 1 else plain
+    anything: dict[str, Any] = (
+        {"additionalProperties": {}} if completed.get("type") == "object" else {}
+    )
+    return {"description": "", **anything, **completed}
 
 
-def _known(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+def _without_none(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if value is not None}
 
 
 def _described(tools: Tools, form: ToolFormat, template: PromptTemplate) -> PromptTemplate:

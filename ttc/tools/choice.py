@@ -26,13 +26,14 @@ CHANNELS = ("<|channel|>", "<|call|>")
 
 
 def format_of(
-    tools: Tools, tokenizer: Any, options: Mapping[str, Any], told: bool = False
+    tools: Tools, tokenizer: Any, options: Mapping[str, Any], describes_tools: bool = False
 ) -> ToolFormat:
     """The format of `tools`. "auto": by the tokenizer's `response_template`, else as the chat
     template writes calls (`ttc.tools.learning`), else by a sign of it. Templates that know no
     tools get Hermes' and Qwen's.
 
-    options: what else the chat template takes. told: whether the template tells the model of tools.
+    options: what else the chat template takes. describes_tools: whether the template
+    tells the model of tools.
     Raises InvalidInput for a chat template that tells of tools and does not show how its model
     calls them, and for one whose calls no format here reads.
     """
@@ -56,7 +57,7 @@ def format_of(
     for sign, name in SIGNS.items():
         if sign in template:
             return BY_NAME[name]
-    if not told:
+    if not describes_tools:
         return HERMES
     raise InvalidInput(
         "the chat template tells the model of tools, but does not show how the model calls them"
@@ -67,5 +68,5 @@ def format_of(
 def _marks(template: str) -> str:
     """Names the format by the marks that stand in the template."""
     marks = dict.fromkeys(re.findall(r"<[^<>\s{}]++>", template))
-    told = [mark for mark in marks if "tool_call" in mark or "function" in mark]
-    return f"; its marks are {', '.join(told[:4])}" if told else ""
+    likely = [mark for mark in marks if "tool_call" in mark or "function" in mark]
+    return f"; its marks are {', '.join(likely[:4])}" if likely else ""

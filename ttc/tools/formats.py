@@ -52,16 +52,16 @@ class ToolFormat:
 
     def ends_with_call(self, text: str) -> bool:
         """Whether a turn has ended with a call, and nothing but special tokens follows it."""
-        said = re.sub(r"(<[^<>\s]*>\s*)$", "", text.rstrip()).rstrip()
-        return any(said.endswith(end) or text.rstrip().endswith(end) for end in self.ends)
+        words = re.sub(r"(<[^<>\s]*>\s*)$", "", text.rstrip()).rstrip()
+        return any(words.endswith(end) or text.rstrip().endswith(end) for end in self.ends)
 
     def in_call(self, text: str) -> bool:
         """Whether a text ends within a call, or with one."""
         begin, mark = max(((text.rfind(mark), mark) for mark in self.begins), default=(-1, ""))
         if begin < 0:
             return False
-        said = text[begin + len(mark) :]
-        after = [said.rpartition(end)[2] for end in self.ends if end in said]
+        rest = text[begin + len(mark) :]
+        after = [rest.rpartition(end)[2] for end in self.ends if end in rest]
         return not after or not min(after, key=len).strip()
 
     def answered(self, answer: str) -> str:
@@ -227,24 +227,24 @@ class Llama(ToolFormat):
         start = text.find(self.tag)
         tagged = start >= 0
         place = start + len(self.tag) if tagged else 0
-        said = text[place:]
-        if not said.lstrip().startswith("{"):
-            code = said.strip()
+        rest = text[place:]
+        if not rest.lstrip().startswith("{"):
+            code = rest.strip()
             return [Written("python", {"code": code}, start)] if tagged and code else []
         calls = list[Written]()
         decoder = json.JSONDecoder()
         place = 0
-        while place < len(said):
-            place += len(said[place:]) - len(said[place:].lstrip(" \n;"))
-            if place >= len(said):
+        while place < len(rest):
+            place += len(rest[place:]) - len(rest[place:].lstrip(" \n;"))
+            if place >= len(rest):
                 break
             try:
-                _, end = decoder.raw_decode(said, place)
+                _, end = decoder.raw_decode(rest, place)
             except ValueError:
-                if not tagged and '"name"' not in said:
+                if not tagged and '"name"' not in rest:
                     return []  # an answer that is JSON
-                end = len(said)
-            calls.append(from_json(said[place:end], max(start, 0)))
+                end = len(rest)
+            calls.append(from_json(rest[place:end], max(start, 0)))
             place = end
         return calls if tagged or all(call.name for call in calls) else []
 
@@ -301,8 +301,8 @@ class ResponseTemplate(ToolFormat):
             parser.feed(text)
             message, _ = parser.finalize()
         except Exception as error:  # parsers of others may raise anything at what a model writes
-            said = f"{type(error).__name__}: {error}"
-            return [Written("", {}, 0, f"the call cannot be read ({said})")]
+            reason = f"{type(error).__name__}: {error}"
+            return [Written("", {}, 0, f"the call cannot be read ({reason})")]
         calls = list[Written]()
         for call in message.get("tool_calls") or []:
             function = call.get("function", call) if isinstance(call, Mapping) else None

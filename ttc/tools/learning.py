@@ -17,7 +17,7 @@ from ttc.text.chat import chat_text, common_end, common_start
 from ttc.tools.arguments import KEY, Arguments, NamedJson, NamedLoose, Pairs, PythonCalls, WholeJson
 from ttc.tools.formats import Llama, Marked, ToolFormat
 
-SAID = "WHAT-IS-SAID"
+CONTENT = "WHAT-IS-SAID"
 NAMES = ("first_tool", "other_tool")
 IDS = ("call00000", "call00001")
 TEXTS = {"alpha": "ALPHA1", "beta": "BETA2", "gamma": "GAMMA3"}
@@ -56,10 +56,10 @@ def opening(tokenizer: Any, options: Mapping[str, Any], names: Sequence[str], as
     """
     template = _Template(tokenizer, options, as_text)
     tried: Sequence[Mapping[str, str]] = ({}, {"alpha": "A"}, {"beta": "B"})
-    shown = [text for given in tried if (text := template.called([given], ("", SAID)))]
-    if len(shown) < 2:
+    texts = [text for arguments in tried if (text := template.called([arguments], ("", CONTENT)))]
+    if len(texts) < 2:
         return ""
-    begun = reduce(common_start, shown).partition(IDS[0])[0]
+    begun = reduce(common_start, texts).partition(IDS[0])[0]
     if len(names) > 1:
         return begun.partition(NAMES[0])[0]
     return without_brace(begun.replace(NAMES[0], names[0]))
@@ -100,27 +100,27 @@ class _Template:
         """Whether a format reads what the template writes of one call and of two, if it writes
         two."""
         tried: tuple[list[Mapping[str, Any]], ...] = ([TEXTS], [NUMBERS], [TEXTS, TEXTS])
-        for given in tried:
-            text = self.called(given)
+        for calls in tried:
+            text = self.called(calls)
             if text is None:
                 continue
             read = learned.calls(text)
-            wanted = [(name, _as_texts(each)) for name, each in zip(NAMES, given, strict=False)]
-            if [(call.name, _as_texts(call.arguments)) for call in read] != wanted:
+            expected = [(name, _as_texts(each)) for name, each in zip(NAMES, calls, strict=False)]
+            if [(call.name, _as_texts(call.arguments)) for call in read] != expected:
                 return False
         return True
 
     def called(
-        self, calls: Sequence[Mapping[str, Any]], sayings: Sequence[str] = (SAID, "")
+        self, calls: Sequence[Mapping[str, Any]], sayings: Sequence[str] = (CONTENT, "")
     ) -> str | None:
         """What the template writes of calls with these arguments, behind the words said before
         them; None where it writes none."""
-        for said in sayings:
-            text = self._text(said, calls)
+        for content in sayings:
+            text = self._text(content, calls)
             if text is None:
                 continue
-            if said:
-                text = text.rpartition(said)[2] if said in text else ""
+            if content:
+                text = text.rpartition(content)[2] if content in text else ""
             else:
                 text = text.removeprefix(common_start(text, self._text(None, ()) or ""))
             if all(name in text for name in NAMES[: len(calls)]):
@@ -129,25 +129,25 @@ class _Template:
 
     def end_of_turn(self) -> str:
         """What ends the model's turn."""
-        text = self._text(SAID, ())
-        return (text or "").rpartition(SAID)[2].strip()
+        text = self._text(CONTENT, ())
+        return (text or "").rpartition(CONTENT)[2].strip()
 
-    def _text(self, said: str | None, calls: Sequence[Mapping[str, Any]]) -> str | None:
+    def _text(self, content: str | None, calls: Sequence[Mapping[str, Any]]) -> str | None:
         messages: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
-        if said is not None:
-            answer: dict[str, Any] = {"role": "assistant", "content": said}
+        if content is not None:
+            answer: dict[str, Any] = {"role": "assistant", "content": content}
             if calls:
                 answer["tool_calls"] = list(map(self._call, range(len(calls)), calls))
             messages.append(answer)
         try:
-            return chat_text(messages, self.tokenizer, self.options, begins_answer=said is None)
+            return chat_text(messages, self.tokenizer, self.options, begins_answer=content is None)
         except InvalidInput as error:
             self.refusal = f" ({error})"
             return None
 
     def _call(self, place: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        given = json.dumps(arguments) if self.as_text else dict(arguments)
-        function = {"name": NAMES[place], "arguments": given}
+        value = json.dumps(arguments) if self.as_text else dict(arguments)
+        function = {"name": NAMES[place], "arguments": value}
         return {"type": "function", "id": IDS[place], "function": function}
 
     def _syntax(self, text: str) -> tuple[str, Arguments | None, str]:
@@ -244,8 +244,8 @@ def _json(text: str) -> tuple[str, Arguments | None, str]:
         if call == TEXTS:
             opening, name, _ = text[:place].rpartition(NAMES[0])
             return (opening, NamedJson(), text[end:]) if name else ("", None, "")
-        keys = {key for key, held in call.items() if held in (TEXTS, json.dumps(TEXTS))}
-        names = {key for key, held in call.items() if held == NAMES[0]}
+        keys = {key for key, entry in call.items() if entry in (TEXTS, json.dumps(TEXTS))}
+        names = {key for key, entry in call.items() if entry == NAMES[0]}
         if NAMES[0] in keys:
             return text[:place], WholeJson("", ""), text[end:]
         if keys and names:
@@ -280,16 +280,16 @@ def _as_texts(arguments: Mapping[str, Any]) -> dict[str, str]:
 def _places(text: str, words: Sequence[str]) -> list[tuple[int, int]] | None:
     """Where these words stand, each behind the one before; the first word's last place before
     them."""
-    found = list[tuple[int, int]]()
+    spans = list[tuple[int, int]]()
     at = 0
     for word in words:
         start = text.find(word, at)
         if start < 0:
             return None
         at = start + len(word)
-        found.append((start, at))
-    last = text.rfind(words[0], 0, found[1][0])
-    return [(last, last + len(words[0])), *found[1:]]
+        spans.append((start, at))
+    last = text.rfind(words[0], 0, spans[1][0])
+    return [(last, last + len(words[0])), *spans[1:]]
 
 
 def _schema(name: str) -> dict[str, Any]:

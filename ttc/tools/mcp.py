@@ -53,10 +53,10 @@ class Connection:
             self.tools = self.ready.result(CONNECT_S)
         except Exception as error:
             self.break_off()
-            said = str(error) or f"it named no tools within {CONNECT_S:g} s"
+            reason = str(error) or f"it named no tools within {CONNECT_S:g} s"
             raise InvalidInput(
-                f"the MCP server {server!r} cannot be used: {said}; give a URL, or a command that "
-                "speaks MCP on its standard output"
+                f"the MCP server {server!r} cannot be used: {reason}; give a URL, or a command "
+                "that speaks MCP on its standard output"
             ) from error
 
     def _serve(self) -> None:
@@ -85,11 +85,11 @@ class Connection:
         does not even name its tools is ended, its process too."""
         if not self.thread.is_alive():
             raise ToolError(f"the MCP server {self.server!r} was ended")
-        asked = asyncio.run_coroutine_threadsafe(ask(), self.loop)
+        future = asyncio.run_coroutine_threadsafe(ask(), self.loop)
         try:
-            return asked.result(seconds)
+            return future.result(seconds)
         except TimeoutError:
-            asked.cancel()
+            future.cancel()
             if not self._speaks():
                 self.break_off()
             raise ToolError(
@@ -175,10 +175,10 @@ def _tool(connection: Connection, tool: Any, time_s: float) -> Tool:
 
     def run(**arguments: Any) -> str:
         result = connection.do(lambda: connection.client.call_tool(tool.name, arguments), time_s)
-        said = "\n".join(_written(part) for part in result.content)
+        text = "\n".join(_written(part) for part in result.content)
         if result.is_error:
-            raise ToolError(said or "the call failed")
-        return said
+            raise ToolError(text or "the call failed")
+        return text
 
     return Tool(encodable({"type": "function", "function": function}), run)
 

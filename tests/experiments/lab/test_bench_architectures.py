@@ -117,7 +117,7 @@ def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
     monkeypatch.setattr(
         ttc.model.check.model_check,
         "check_masks",
-        lambda calls, *_: [Sight(call.told_window) for call in calls],
+        lambda calls, *_: [Sight(call.sliding_window) for call in calls],
     )
     monkeypatch.setattr(ttc.model.check.model_check, "check_windows", lambda *_: None)
     monkeypatch.setattr(ttc.model.check.model_check, "check_function", lambda *_: None)

@@ -10,7 +10,7 @@ from search import solve
 from search.options import SolveOptions
 from tests.search.test_conversations import CALLED, SHORT, WITH_SYSTEM, engine
 from ttc.text.conversation import read_messages
-from ttc.text.roles import told
+from ttc.text.roles import as_text
 
 
 def test_the_server_and_python_send_the_same_and_draw_the_same() -> None:
@@ -21,5 +21,7 @@ def test_the_server_and_python_send_the_same_and_draw_the_same() -> None:
         ((problem, config),) = prepared.problems
         here = solve(SHORT, problem=talk, engine=local, seed=7)
         assert config.template.text(problem.question, local.tokenizer) == here.prompt
-        assert config.template.told(problem.question) == told(read_messages(talk, "talk"))
+        assert config.template.question_text(problem.question) == as_text(
+            read_messages(talk, "talk")
+        )
         assert config.seed_of(problem) == config.seed_of(here.problem)

@@ -94,14 +94,14 @@ def test_the_server_says_where_a_text_ends(ids_out: bool) -> None:
 
 
 def test_the_generation_config_beside_a_tokenizer_is_read(tmp_path: Path) -> None:
-    assert dict(settings_beside("smollm2-135m", Ascii()).asked) == {}
+    assert dict(settings_beside("smollm2-135m", Ascii()).honoured) == {}
     small().save_pretrained(tmp_path)
     GenerationConfig(repetition_penalty=1.05, eos_token_id=[3, 4]).save_pretrained(tmp_path)
-    assert dict(settings_beside(str(tmp_path), Ascii()).asked) == {"repetition_penalty": 1.05}
+    assert dict(settings_beside(str(tmp_path), Ascii()).honoured) == {"repetition_penalty": 1.05}
     (tmp_path / "generation_config.json").unlink()
     config = load_generation_config(str(tmp_path))
     assert config is not None and config.repetition_penalty in (None, 1.0)
-    assert dict(settings_beside(str(tmp_path), Ascii()).asked) == {}
+    assert dict(settings_beside(str(tmp_path), Ascii()).honoured) == {}
 
 
 def test_the_penalty_of_a_sampling_stands_in_for_that_of_the_files() -> None:

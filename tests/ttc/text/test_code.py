@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ttc.text.answers import extract_answer
-from ttc.text.code import find_program, in_a_block, spelt_alike
+from ttc.text.code import find_program, in_a_block, normalized
 from ttc.text.equality import ballots, same_answer
 
 SQUARE = "def square(x):\n    return x * x"
@@ -43,7 +43,7 @@ def test_a_text_says_whether_a_block_is_open() -> None:
 
 def test_programs_that_differ_in_looks_are_one_vote() -> None:
     other = "def square(x): # squares\n  return (x*x)\n"
-    assert same_answer(SQUARE, other, "code") and spelt_alike(other) == SQUARE
+    assert same_answer(SQUARE, other, "code") and normalized(other) == SQUARE
     assert ballots([SQUARE, other, "def f("], "code") == [SQUARE, SQUARE, "def f("]
     assert not same_answer("if x:\n  y()\nz()", "if x:\n  y()\n  z()", "code")
 
@@ -52,4 +52,4 @@ def test_programs_that_differ_in_looks_are_one_vote() -> None:
     "text", ["(" * 10_000, "-" * 100_000 + "1", "f(" * 50_000, "x" + ".a" * 100_000, "`" * 10_000]
 )
 def test_a_hostile_text_has_no_program_and_ends(text: str) -> None:
-    assert find_program(text) is None and spelt_alike(text) == text
+    assert find_program(text) is None and normalized(text) == text

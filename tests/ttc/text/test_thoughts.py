@@ -20,7 +20,7 @@ from ttc import InvalidInput
 from ttc.text.answers import extract_answer
 from ttc.text.chat import chat_text, common_start
 from ttc.text.prompt import PromptTemplate
-from ttc.text.thinking_marks import Header, ThinkingMarks, ends_in_thought, spelt
+from ttc.text.thinking_marks import Header, ThinkingMarks, ends_in_thought, mark_text
 from ttc.text.thinking_models import ANY, FAMILIES, TAGS, marks_of
 from ttc.text.thoughts import Thoughts
 
@@ -566,10 +566,10 @@ def test_thoughts_of_published_templates_are_parted() -> None:
             none.append(file.stem)
             assert "</think" not in file.read_text(), file.stem
             continue
-        begin = spelt(marks.begin[0]) if marks.begin else ""
+        begin = mark_text(marks.begin[0]) if marks.begin else ""
         for text in (f"{begin}12, so 18", f"{begin}12</b> \\boxed{{18}} so"):
             assert marks.split(text, begun=not begin) == (text.removeprefix(begin), None), file.stem
-        parted = marks.split(f"{begin}12, so{spelt(marks.end[0])}18", begun=not begin)
+        parted = marks.split(f"{begin}12, so{mark_text(marks.end[0])}18", begun=not begin)
         assert parted == ("12, so", "18"), file.stem
         known.append(file.stem)
         try:

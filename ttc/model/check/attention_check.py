@@ -103,8 +103,8 @@ def _tree_attention(
 
 
 def _unknown_tensors(options: dict[str, Any]) -> str:
-    known = inspect.signature(tree_attention).parameters
-    names = [n for n, value in options.items() if isinstance(value, Tensor) and n not in known]
+    parameters = inspect.signature(tree_attention).parameters
+    names = [n for n, value in options.items() if isinstance(value, Tensor) and n not in parameters]
     return f" ({', '.join(names)})" if names else ""
 
 

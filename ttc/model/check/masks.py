@@ -61,10 +61,10 @@ def check_masks(
             },
             UnsupportedModel,
         )
-        kind = id(call.mask), call.told_window
+        kind = id(call.mask), call.sliding_window
         if kind not in sights:
             sights[kind] = check.sight(call)
-    return [sights[id(call.mask), call.told_window] for call in calls]
+    return [sights[id(call.mask), call.sliding_window] for call in calls]
 
 
 @dataclass
@@ -74,12 +74,12 @@ class _MaskCheck:
     long_masks: LongMasks
 
     def sight(self, call: AttentionCall) -> Sight:
-        told = Sight(call.told_window)
+        sight = Sight(call.sliding_window)
         try:
-            self.check(call, told)
-            return told
+            self.check(call, sight)
+            return sight
         except UnsupportedModel:
-            lengths = self.windows if told.window is None else []
+            lengths = self.windows if sight.window is None else []
             stated = [*(Sight(window=n) for n in lengths), *(Sight(chunk=n) for n in lengths)]
             for sight in stated:
                 with suppress(UnsupportedModel):

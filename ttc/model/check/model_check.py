@@ -221,13 +221,13 @@ class ModelCheck:
             },
             UnsupportedModel,
         )
-        known = {call.layer for call in calls} | layers_without_tokens(self.model.config)
+        covered = {call.layer for call in calls} | layers_without_tokens(self.model.config)
         if recurrent is not None:
-            known |= recurrent.layers
+            covered |= recurrent.layers
         count = getattr(self.config, "num_hidden_layers", 0)
-        if len(calls) >= count or known.issuperset(range(count)):
+        if len(calls) >= count or covered.issuperset(range(count)):
             return
-        if unknown := self._running_layers() - known:
+        if unknown := self._running_layers() - covered:
             raise UnsupportedModel(
                 f"layer {min(unknown)} of {count} neither calls attention that the engine can "
                 "replace nor keeps a recurrent state in transformers' cache; cross attention, "
@@ -282,7 +282,7 @@ class ModelCheck:
                 raise UnsupportedModel(
                     f"layer {first.layer} calls attention with different sliding windows"
                 )
-            if its != [first.layer] or sight not in (Sight(first.told_window), Sight()):
+            if its != [first.layer] or sight not in (Sight(first.sliding_window), Sight()):
                 PLACES[module] = AttentionPlace(tuple(its), *sight)
 
     def _shape(self, call: AttentionCall, sight: Sight) -> LayerShape:

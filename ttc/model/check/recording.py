@@ -60,7 +60,7 @@ class AttentionCall:
         return -1 if number is None else int(number)
 
     @property
-    def told_window(self) -> int | None:
+    def sliding_window(self) -> int | None:
         return self.options.get("sliding_window")
 
 

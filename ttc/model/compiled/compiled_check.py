@@ -65,12 +65,12 @@ class _Watched(Plan):
 
     def __init__(self, *arguments: Any, answers: list[Partial] | None = None):
         super().__init__(*arguments)
-        self.given: list[tuple[Tensor, ...]] = []
+        self.inputs: list[tuple[Tensor, ...]] = []
         self.partials: list[Partial] = []
         self.answers = answers
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
-        self.given.append(tuple(x.detach().clone() for x in (q, key, value)))
+        self.inputs.append(tuple(x.detach().clone() for x in (q, key, value)))
         if self.answers is None:
             partial = super().attend(layer, q, key, value)
         else:
@@ -112,7 +112,7 @@ def check_layers(
     expected = modules(tokens, by_modules)
     fused = watched(by_modules.partials)
     result = compiled(tokens, fused)
-    for layer, (theirs, ours) in enumerate(zip(by_modules.given, fused.given, strict=True)):
+    for layer, (theirs, ours) in enumerate(zip(by_modules.inputs, fused.inputs, strict=True)):
         for what, a, b in zip(("queries", "keys", "values"), theirs, ours, strict=True):
             _same(f"the {what} of layer {layer}", a, b, 0.1)
     _same("the results", expected, result, 0.25)

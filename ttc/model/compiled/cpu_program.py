@@ -36,15 +36,15 @@ class Program:
         self.at = layers_kernel.names()
         self.capacity = capacity
         self.dtype = cast(Tensor, decoder.embedding.weight).dtype
-        self.given = layers_kernel.given(self.dtype)
+        self.input_dtype = layers_kernel.input_dtype(self.dtype)
         self.function = layers_kernel.address(self.dtype)
         self.rows = 0
         self.attending: np.ndarray | None = None  # what attention is told, if it is in the list
         layer = decoder.layers[0]
         self.x = self._apart(layer.q.in_features, self.dtype)
-        self.normed = self._apart(layer.q.in_features, self.given)
-        self.inner = self._apart(layer.down.in_features, self.given)
-        self.attended = self._apart(layer.o.in_features, self.given)
+        self.normed = self._apart(layer.q.in_features, self.input_dtype)
+        self.inner = self._apart(layer.down.in_features, self.input_dtype)
+        self.attended = self._apart(layer.o.in_features, self.input_dtype)
         self.q = self._memory(layer.q.out_features)
         self.key = self._memory(layer.k.out_features)
         self.value = self._memory(layer.v.out_features)
@@ -209,7 +209,7 @@ class Program:
             target = self._rounded[source.data_ptr()]
             fields = {
                 at.WIDTH: width * self.dtype.itemsize,
-                at.PRODUCTS: rounding.rounds(self.given),
+                at.PRODUCTS: rounding.rounds(self.input_dtype),
             }
             self._add(at.ROUND, source, target, fields)
         exact = len(roundings) < len(linears)
@@ -234,7 +234,7 @@ class Program:
             fields[at.TURNED] = self._turned[source.data_ptr()].data_ptr()
         fields[at.WIDTH] = linear.in_features * self.dtype.itemsize
         if isinstance(linear, StoredMatrix):
-            return fields | linear.operand(at, self.given)
+            return fields | linear.operand(at, self.input_dtype)
         return fields | {at.WEIGHT: linear.weight.data_ptr()}
 
     def _project(self, linear: Linear, source: Tensor, target: Tensor, add: bool = False) -> None:

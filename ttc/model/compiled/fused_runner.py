@@ -82,10 +82,10 @@ class CompiledLayers:
         rows = states.shape[1]
         program = self.program(rows)
         program.begin(rows)
-        for memory, given in zip(
+        for memory, values in zip(
             (program.x, program.cos, program.sin), (states, *rotation), strict=True
         ):
-            memory[:rows] = given[0]
+            memory[:rows] = values[0]
         self.run(program, plan)
         return program.x[:rows][None].clone()
 
@@ -207,7 +207,7 @@ def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
     refuse(
         {
             f"no kernel multiplies stored weights by {dtype} here": (
-                isinstance(q, StoredMatrix) and not q.multiplies(layers_kernel.given(dtype))
+                isinstance(q, StoredMatrix) and not q.multiplies(layers_kernel.input_dtype(dtype))
             ),
             f"its numbers are {dtype}, and the compiled layers take float32 and bfloat16": (
                 dtype not in (torch.float32, torch.bfloat16)

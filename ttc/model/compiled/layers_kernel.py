@@ -39,7 +39,7 @@ def processor() -> str:
     return _text("processor")
 
 
-def given(dtype: torch.dtype) -> torch.dtype:
+def input_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of the rows that are given to products, of a model of this type: bfloat16 where the
     processor multiplies such numbers, else float32 that holds them."""
     size = ctypes.c_int64.in_dll(_loaded(), "bfloat16_given_bytes").value

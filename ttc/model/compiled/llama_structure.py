@@ -124,8 +124,8 @@ def _layer(layer: Any) -> DecoderLayer:
 
 
 def _expect(module: Any, part: str) -> Any:
-    known = [code_of(getattr(file, name + part).forward) for file, name in FAMILIES]
-    if "forward" in vars(module) or code_of(type(module).forward) not in known:
+    forwards = [code_of(getattr(file, name + part).forward) for file, name in FAMILIES]
+    if "forward" in vars(module) or code_of(type(module).forward) not in forwards:
         name = type(module).__name__
         raise UnsupportedModel(f"{name} is not the {part} of Llama, Mistral, Qwen 2 or Qwen 3")
     return module

@@ -54,10 +54,10 @@ class GgufFile:
         """A small tensor's numbers; None where the file has no such tensor."""
         from gguf import dequantize
 
-        found = self.tensors.get(tensor)
-        if found is None:
+        entry = self.tensors.get(tensor)
+        if entry is None:
             return None
-        numbers = dequantize(found.data, found.tensor_type)
+        numbers = dequantize(entry.data, entry.tensor_type)
         return [float(number) for number in numbers.reshape(-1)]
 
 
@@ -87,5 +87,5 @@ def weights(model: Any, file: GgufFile) -> dict[str, str]:
     """The weight of transformers' model that each tensor is, by the tensor's name."""
     from transformers import modeling_gguf_pytorch_utils as theirs
 
-    found: dict[str, str] = theirs.get_gguf_hf_weights_map(model, processor(model, file))
-    return found
+    names: dict[str, str] = theirs.get_gguf_hf_weights_map(model, processor(model, file))
+    return names

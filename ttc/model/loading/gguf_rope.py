@@ -33,8 +33,8 @@ def rope_parameters(file: GgufFile, head_dim: int, part: bool) -> dict[str, Any]
         return base | _yarn(file, factor, more)
     if kind == "longrope" or file.numbers("rope_factors_long.weight") is not None:
         return base | _longrope(file, turned, factor, more)
-    known = "none, linear, yarn and longrope are read"
-    file.check("rope.scaling.type", kind, kind in ("none", "linear"), known)
+    kinds = "none, linear, yarn and longrope are read"
+    file.check("rope.scaling.type", kind, kind in ("none", "linear"), kinds)
     divisors = file.numbers("rope_freqs.weight")
     if divisors is not None or more != 1:
         divisors = [factor * n for n in divisors or [1.0] * (turned // 2)]

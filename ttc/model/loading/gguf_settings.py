@@ -257,16 +257,16 @@ def _check_whole(file: GgufFile) -> None:
 
 def _check_keys(file: GgufFile, family: Architecture) -> None:
     prefix = f"{file.architecture}."
-    known = {*family.takes, *family.nothing, *NOTHING}
+    names = {*family.takes, *family.nothing, *NOTHING}
     if family.rope and not family.whole:
-        known |= HEADS | ROPE
+        names |= HEADS | ROPE
     for key in file.keys:
         name = key.removeprefix(prefix)
         if name == key:
             continue
         value = file.value(key)
         values = family.only.get(name)
-        if values is None and name not in known:
+        if values is None and name not in names:
             values = NEUTRAL.get(name, ())
         if values is not None and value not in values and not _is_neutral(file, name, value):
             only = f"only {' and '.join(map(repr, values))}" if values else ""
@@ -363,11 +363,11 @@ def check_tensors(model: Any, file: GgufFile) -> None:
     family = family_of(file)
     if family.whole:
         return
-    taken = weights(model, file).keys() | {f"{name}.weight" for name in family.factors}
+    names = weights(model, file).keys() | {f"{name}.weight" for name in family.factors}
     left = sorted(
         name
         for name in file.tensors
-        if name not in taken and name.removesuffix(".weight") not in taken  # experts have no suffix
+        if name not in names and name.removesuffix(".weight") not in names  # experts have no suffix
     )
     if left:
         raise UnsupportedModel(

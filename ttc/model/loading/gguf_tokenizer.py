@@ -8,7 +8,7 @@ from ttc.errors import UnsupportedModel
 from ttc.model.loading.gguf_file import OTHER_FILES, GgufFile, names
 
 PREFIX = "tokenizer.ggml."
-TAKEN = names(
+READ = names(
     "model pre tokens token_type scores merges bos_token_id eos_token_id eot_token_id eom_token_id "
     "unknown_token_id padding_token_id add_bos_token add_eos_token add_space_prefix"
 )
@@ -114,7 +114,7 @@ def _check_keys(file: GgufFile) -> None:
         name = key.removeprefix(PREFIX)
         if not key.startswith("tokenizer.") or key.startswith(TEXTS):
             continue
-        if name in TAKEN | NOTHING:
+        if name in READ | NOTHING:
             continue
         value = file.value(key)
         file.check(key, value, name in NEUTRAL and value == NEUTRAL[name])

@@ -110,7 +110,7 @@ def _without_bar() -> Iterator[None]:
     from transformers.utils import logging
 
     before = logging.set_tqdm_hook(
-        lambda make, given, options: make(*given, **(options | {"disable": True}))
+        lambda make, args, options: make(*args, **(options | {"disable": True}))
     )
     try:
         yield

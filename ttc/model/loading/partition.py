@@ -139,7 +139,7 @@ class _Observed:
         block = self.blocks[self.now]
         block.kv_elements += call.key.shape[1] * widths
         block.score_elements += heads * widths
-        block.window = call.told_window
+        block.window = call.sliding_window
         return call.query.new_empty(1, 1, heads, value_dim)
 
 
@@ -189,8 +189,8 @@ def _run(model: Any) -> _Observed:
         block.state_elements += tensor.numel() if part.kind == "recurrent" else 0
     without_tokens = layers_without_tokens(model.config)
     for number, block in enumerate(observed.blocks):
-        known = block.kv_elements or block.state_bytes or number in without_tokens
-        if block.runs and not known:
+        counted = block.kv_elements or block.state_bytes or number in without_tokens
+        if block.runs and not counted:
             raise UnsupportedModel(
                 f"layer {number} of {type(model).__name__} neither calls attention that the engine "
                 "can replace nor keeps a recurrent state in transformers' cache, so it cannot be "

@@ -93,8 +93,8 @@ def read_head(source: str, dtype: torch.dtype) -> nn.Module:
         raise UnsupportedModel(
             f"the weights of {source} hold no reward head (tensors named {names}); {WAY_OUT}"
         )
-    known = all({"weight"} <= set(layer) <= {"weight", "bias"} for layer in layers.values())
-    if len(layers) > 2 or not known:
+    linear = all({"weight"} <= set(layer) <= {"weight", "bias"} for layer in layers.values())
+    if len(layers) > 2 or not linear:
         raise UnsupportedModel(
             f"the head in the weights of {source} is not known: {', '.join(sorted(tensors))}"
         )

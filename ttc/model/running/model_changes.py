@@ -58,19 +58,19 @@ class Snapshot:
 
     def _note_tensors(self) -> None:
         both: list[tuple[Any, Any]] = [(each._parameters, each._buffers) for each in self.modules]
-        self._held: list[dict[str, Any]] = [held for held in chain.from_iterable(both) if held]
-        places = [(held, key) for held in self._held for key in held]
+        self._stores: list[dict[str, Any]] = [store for store in chain.from_iterable(both) if store]
+        places = [(store, key) for store in self._stores for key in store]
         # Accelerate's hooks put other tensors into the places of weights that they leave empty
         kept = [(h, k) for h, k in places if h[k] is None or not (h[k].is_meta or _is_small(h[k]))]
-        self._dicts = [held for held, _ in kept]
+        self._dicts = [store for store, _ in kept]
         self._keys = [key for _, key in kept]
-        tensors = [held[key] for held, key in kept if held[key] is not None]
+        tensors = [store[key] for store, key in kept if store[key] is not None]
         self._tensors: list[Tensor] = tensors
         self._counted = [tensor for tensor in tensors if not tensor.is_inference()]
         self._small = [
-            (held, key, held[key], held[key].clone())
-            for held, key in places
-            if held[key] is not None and not held[key].is_meta and _is_small(held[key])
+            (store, key, store[key], store[key].clone())
+            for store, key in places
+            if store[key] is not None and not store[key].is_meta and _is_small(store[key])
         ]
         self._groups = _samples(tensors)
         self._samples = [*map(_bytes, self._groups)]
@@ -84,11 +84,11 @@ class Snapshot:
     def same_numbers(self) -> bool:
         return (
             self._versions_now() == self._versions
-            and all(_equal(held[key], before) for held, key, _, before in self._small)
+            and all(_equal(store[key], before) for store, key, _, before in self._small)
             and all(map(torch.equal, map(_bytes, self._groups), self._samples))
         )
 
-    def taken_over(self) -> bool:
+    def is_patched(self) -> bool:
         return any(self._hooks) or any(map(dict.__contains__, self._attributes, repeat("forward")))
 
     def _structure(self) -> list[list[Any]]:
@@ -98,7 +98,7 @@ class Snapshot:
             [ids for hooks in self._hooks if hooks and (ids := _foreign(hooks))],
             [*map(dict.get, self._attributes, repeat("forward"))],
             [*map(getattr, self._owners, self._functions)],
-            [*map(len, self._held)],
+            [*map(len, self._stores)],
             [*map(id, map(getitem, self._dicts, self._keys))],
             [*map(Tensor.data_ptr, self._tensors)],
             [*map(call, self._getters, self._attributed)],
@@ -144,7 +144,7 @@ class Watch:
     def may_leave_out_modules(self) -> bool:
         """Whether what was made of the modules at load holds by the last look, and no hook acts
         now."""
-        return self.as_at_load and not self.at_load.taken_over()
+        return self.as_at_load and not self.at_load.is_patched()
 
 
 def changes_nothing(hook: Hook) -> Hook:

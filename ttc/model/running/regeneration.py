@@ -147,7 +147,7 @@ class Regeneration:
         self.shapes: tuple[LayerShape, ...] = ()
         with torch.inference_mode():
             self._probe(shapes)
-        self.first_given = {table.layer for table in self.tables}
+        self.table_layers = {table.layer for table in self.tables}
         weak_self = ref(self)
         hooks = [
             module.register_forward_pre_hook(_keeper(weak_self, layer), with_kwargs=True)
@@ -180,13 +180,13 @@ class Regeneration:
         plan = current_plan()
         if not isinstance(plan, Plan):
             return
-        known = self.calls[layer]
-        if layer in self.first_given:
+        expected = self.calls[layer]
+        if layer in self.table_layers:
             call = _Arguments.of(self.modules[layer], args, kwargs)
-            for table, leaf in zip(known.tables, call.others, strict=True):
+            for table, leaf in zip(expected.tables, call.others, strict=True):
                 if table is not None and table.layer == layer:
                     table.remember(leaf, plan.positions)
-        inputs = args[0] if known.name is None else kwargs[known.name]
+        inputs = args[0] if expected.name is None else kwargs[expected.name]
         plan.keep_inputs(layer, inputs[0])
 
     @torch.inference_mode()
@@ -237,7 +237,7 @@ class Regeneration:
         def record(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             calls[id(module)] = _Arguments.of(module, args, kwargs)
 
-        def shown(module: Any, key: Tensor, value: Tensor) -> None:
+        def receive(module: Any, key: Tensor, value: Tensor) -> None:
             show(module, calls.get(id(module), _Arguments(None, None, [], None)), key, value)
 
         modules = [module for module in self.model.modules() if hasattr(module, "layer_idx")]
@@ -246,7 +246,7 @@ class Regeneration:
         vocabulary = self.model.config.get_text_config().vocab_size
         tokens = torch.tensor([[7 * (n + 1) % vocabulary for n in range(count)]], device=device)
         positions = torch.arange(count, device=device)[None]
-        plan = _Show(range(count), shown)
+        plan = _Show(range(count), receive)
         try:
             with (
                 attention_set_to(self.model, REPLAY),

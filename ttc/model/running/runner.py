@@ -134,8 +134,8 @@ class HuggingFaceRunner:
             positions, rows = upload(numbers, self.input_device)
             ids = tokens.to(self.input_device, non_blocking=True)
         else:
-            given = np.array(tokens, np.int64)
-            ids, positions, rows = upload([given, *numbers], self.input_device)
+            numbers = [np.array(tokens, np.int64), *numbers]
+            ids, positions, rows = upload(numbers, self.input_device)
         kept: Any = rows
         if keep is None:
             kept = 0

@@ -57,9 +57,9 @@ def printing_its_value(code: str) -> str:
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr):
         return code
-    shown = ast.parse("_ = 0\nif _ is not None:\n    print(_)").body
-    assignment = shown[0]
+    statements = ast.parse("_ = 0\nif _ is not None:\n    print(_)").body
+    assignment = statements[0]
     assert isinstance(assignment, ast.Assign)
     assignment.value = last.value
-    tree.body[-1:] = shown
+    tree.body[-1:] = statements
     return ast.unparse(ast.fix_missing_locations(tree))

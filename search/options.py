@@ -14,7 +14,7 @@ from annotated_types import Interval
 from search.base import Search
 from search.budget import UNLIMITED, Budget
 from ttc.backend import Backend, check_needs
-from ttc.checks import Options, check_is, check_kind, check_known, check_whole
+from ttc.checks import Options, check_choice, check_is, check_kind, check_whole
 from ttc.errors import InvalidInput, refuse
 from ttc.protocols import Extract, Verifier, score_range
 from ttc.results import Problem, Progress, Result
@@ -134,7 +134,7 @@ class SolveOptions(Options):
         options: dict[str, Any] = dict(keywords)
         limits = {name: options.pop(name) for name in BUDGET_NAMES if name in options}
         for name in options:
-            check_known(name, OPTION_NAMES, f"{name} is no option")
+            check_choice(name, OPTION_NAMES, f"{name} is no option")
         if limits and "budget" in options:
             raise InvalidInput(
                 f"budget= holds {', '.join(limits)} already; give the limits in one of both ways"
@@ -161,7 +161,7 @@ def check_keywords(call: Callable[..., Any], names: Iterable[str]) -> None:
         p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
     ]
     for name in names:
-        check_known(name, (*OPTION_NAMES, *of_the_call), f"{name} is no option of {call.__name__}")
+        check_choice(name, (*OPTION_NAMES, *of_the_call), f"{name} is no option of {call.__name__}")
 
 
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from ttc.branch import Branch
-from ttc.checks import PositiveFloat, Share, check_known, check_option, check_whole
+from ttc.checks import PositiveFloat, Share, check_choice, check_option, check_whole
 from ttc.protocols import Extract
 from ttc.results import BranchRecord, comparable
 from ttc.text.equality import ballots_by, canonical
@@ -301,7 +301,7 @@ def trace_confidence(
     where a group is the mean over `window` tokens in a row; "bottom", the mean of the lowest tenth
     of the groups. A text shorter than `window` is one group. 0 for no tokens.
     """
-    check_known(measure, get_args(Measure), f"measure={measure!r} is unknown")
+    check_choice(measure, get_args(Measure), f"measure={measure!r} is unknown")
     check_whole("window", window, 1)
     values = np.asarray(confidences, dtype=float)
     if not len(values):

@@ -57,8 +57,8 @@ class Branch(TokenBranch):
         self.cut = ""
         self._decode = decode
 
-    def adopt(self, child: Self, model: str, given: int) -> None:
-        super().adopt(child, model, given)
+    def adopt(self, child: Self, model: str, count: int) -> None:
+        super().adopt(child, model, count)
         child.about = self.about
 
     def take_back(self, count: int) -> None:
@@ -140,30 +140,34 @@ class Branch(TokenBranch):
         return Parted(thought, answer.removesuffix(cut))
 
     def _parted(self, end: int | None) -> Parted:
-        given, thoughts = self.without_calls(self.prompt_length, end), self.thoughts
+        written, thoughts = self.without_calls(self.prompt_length, end), self.thoughts
         if thoughts is None:
-            return Parted("", self._decode(given))
+            return Parted("", self._decode(written))
         begun = self.thinks_at(self.prompt_length, thoughts)
         if self.thinking_ended is None or (end is not None and end <= self.thinking_ended):
             place = len(self.tokens) if end is None else end
             if self.tool_calls and self.thinks_at(place, thoughts):
-                return Parted(thoughts.without_marks(given), None)
-            told = [c for c in self.tool_calls if c.opened is not None and c.end <= place]
-            if told and self.thinks_at(told[-1].start, thoughts):  # the call has ended the thought
-                call = told[-1]
+                return Parted(thoughts.without_marks(written), None)
+            calls = [c for c in self.tool_calls if c.opened is not None and c.end <= place]
+            if calls and self.thinks_at(
+                calls[-1].start, thoughts
+            ):  # the call has ended the thought
+                call = calls[-1]
                 first = thoughts.without_marks(self.without_calls(self.prompt_length, call.end))
                 last = thoughts.split(self.without_calls(call.end, end), bool(call.opened))
                 return Parted(first + last.thought, last.answer)
-            return thoughts.split(given, begun)
-        asked = max(0, self.thinking_ended - self.prompt_length)
+            return thoughts.split(written, begun)
+        thought_tokens = max(0, self.thinking_ended - self.prompt_length)
         before = thoughts.pieces(self.without_calls(self.prompt_length, self.thinking_ended), begun)
-        said = self.without_calls(self.prompt_length + asked, end)
-        return Parted("".join(text for _, text in before), thoughts.without_marks(said))
+        answer = self.without_calls(self.prompt_length + thought_tokens, end)
+        return Parted("".join(text for _, text in before), thoughts.without_marks(answer))
 
     def written_since(self, start: int) -> int:
         """How many of the tokens from `start` on it has written itself; tools said the others."""
-        told = {(max(call.told, start), call.end) for call in self.tool_calls if call.end > start}
-        return len(self.tokens) - start - sum(end - begin for begin, end in told)
+        results = {
+            (max(call.told, start), call.end) for call in self.tool_calls if call.end > start
+        }
+        return len(self.tokens) - start - sum(end - begin for begin, end in results)
 
     def without_calls(self, start: int, end: int | None = None) -> list[int]:
         """The tokens from `start` to `end`, without calls of tools and their answers."""

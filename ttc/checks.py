@@ -87,12 +87,12 @@ def check_whole(name: str, value: Any, least: int | None = None) -> int:
     return int(value)
 
 
-def check_one_each(count: int, things: str, given: int, others: str, none: str = "") -> None:
+def check_one_each(count: int, things: str, counted: int, others: str, none: str = "") -> None:
     """Raise InvalidInput unless as many others were given as there are things. none: what stands
     for none of them."""
-    if given != count:
+    if counted != count:
         raise InvalidInput(
-            f"{things}: {count}, {others}: {given}; give one each{none and ', '}{none}"
+            f"{things}: {count}, {others}: {counted}; give one each{none and ', '}{none}"
         )
 
 
@@ -113,8 +113,8 @@ class Options:
     setting_of: ClassVar[str] = ""
     """Stands before a field's name in messages, as `memory.`."""
 
-    def __new__(cls, *args: Any, **given: Any) -> Any:
-        check_names(cls.__name__, given, cls.__init__)
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        check_names(cls.__name__, options, cls.__init__)
         return super().__new__(cls)
 
     common: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -129,11 +129,11 @@ class Options:
         return {}
 
 
-def check_names(owner: str, given: Iterable[str], call: Callable[..., Any]) -> None:
+def check_names(owner: str, names: Iterable[str], call: Callable[..., Any]) -> None:
     """Raise InvalidInput for a keyword that a call does not take. owner: whose keyword it is."""
-    if (taken := _keywords(call)) is not None:
-        for name in given:
-            check_known(name, taken, f"{name} is no option of {owner}")
+    if (keywords := _keywords(call)) is not None:
+        for name in names:
+            check_choice(name, keywords, f"{name} is no option of {owner}")
 
 
 @cache
@@ -145,18 +145,18 @@ def _keywords(call: Callable[..., Any]) -> Collection[str] | None:
     return [parameter.name for parameter in parameters]
 
 
-def check_known(given: Any, known: Collection[Any], what: str) -> None:
+def check_choice(value: Any, choices: Collection[Any], what: str) -> None:
     """Raise InvalidInput for a name that is none of the known ones, with the nearest of these.
     what: how the message begins, as `x is unknown`."""
-    if given not in known:
-        raise InvalidInput(f"{what}; {use_one_of(given, known)}")
+    if value not in choices:
+        raise InvalidInput(f"{what}; {use_one_of(value, choices)}")
 
 
-def use_one_of(name: Any, known: Iterable[Any]) -> str:
+def use_one_of(name: Any, choices: Iterable[Any]) -> str:
     """What to give in place of an unknown name: the nearest, if one is near, and all."""
     from difflib import get_close_matches
 
-    names = [str(one) for one in known]
+    names = [str(one) for one in choices]
     nearest = "".join(f"is it {close}? " for close in get_close_matches(str(name), names, 1, 0.65))
     return f"{nearest}use one of {', '.join(names)}"
 
@@ -211,7 +211,7 @@ def check_option(name: str, value: Any, hint: Any) -> None:
     if kinds:
         choices = [choice for kind in kinds for choice in kind.choices]
         if choices and isinstance(value, str):
-            check_known(value, choices, f"{name}={value!r} is unknown")
+            check_choice(value, choices, f"{name}={value!r} is unknown")
         check_kind(name, value, False, " or ".join(kind.words for kind in kinds))
 
 

@@ -322,8 +322,8 @@ class Engine(Backend):
         def passes(part: slice) -> Passes[None]:
             if shared:
                 new = branches[part]
-                asked = outputs.of(range(len(branches))[part])
-                yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, asked)
+                chosen = outputs.of(range(len(branches))[part])
+                yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, chosen)
 
         def in_parts() -> Passes[list[Branch]]:
             with on_failure(self.release, branches), read_by_verifier(read):
@@ -508,7 +508,7 @@ class Engine(Backend):
         """Say that the model is another one from now on, as by another adapter: its KV is computed
         again. Needed only while branches decode, or where numbers were written through
         `weight.data`: other changes are noticed when a call begins."""
-        self.calls.follow_model(told=True)
+        self.calls.follow_model(changed=True)
 
     @one_at_a_time
     def model_changes(self) -> int:

@@ -28,7 +28,7 @@ from experiments.server.service import Service
 from experiments.server.settings import UNKNOWN_FIELDS
 from experiments.server.web import server
 from search import try_verifier
-from ttc.checks import check_known
+from ttc.checks import check_choice
 from ttc.errors import InvalidInput
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -42,7 +42,7 @@ def run(config: DictConfig, choice: str) -> None:
     show_log(config.dataset.private)
     check_backend(config)
     unknown = config.serve.unknown_fields
-    check_known(unknown, UNKNOWN_FIELDS, f"serve.unknown_fields={unknown} is unknown")
+    check_choice(unknown, UNKNOWN_FIELDS, f"serve.unknown_fields={unknown} is unknown")
     key = api_key(config)
     listening = bind(config.serve.host, config.serve.port)
     with listening:

@@ -139,7 +139,7 @@ class RankingRule:
         self.problems = problems
         self.tokens = tokens
         self.order: list[list[int]] = [[] for _ in problems]
-        self.held = [0] * len(problems)  # layers running
+        self.streaks = [0] * len(problems)  # layers running
 
     def __call__(self, depth: int, live: Sequence[int], logits: Tensor) -> set[int]:
         shares = {
@@ -153,9 +153,9 @@ class RankingRule:
         for n, rows in enumerate(self.problems):
             if len(rows) > 1 and rows[0] in shares:
                 order = sorted(rows, key=shares.__getitem__, reverse=True)
-                self.held[n] = self.held[n] + 1 if order == self.order[n] else 1
+                self.streaks[n] = self.streaks[n] + 1 if order == self.order[n] else 1
                 self.order[n] = order
-                if self.held[n] >= self.exit.patience:
+                if self.streaks[n] >= self.exit.patience:
                     leaving.update(rows)
         return leaving
 
@@ -167,13 +167,14 @@ class RankingRule:
 def score_with_exit(
     runtime: Runtime,
     branches: Sequence[Branch],
-    given: Sequence[Sequence[int]],
+    contexts: Sequence[Sequence[int]],
     tokens: Sequence[Sequence[int]],
     exit: EarlyExit,
     report: ExitReport,
     first: int = 0,
 ) -> Passes[list[list[list[float]]]]:
-    """See `Engine.score`. tokens[i]: the single-token continuations of branch i after `given[i]`.
+    """See `Engine.score`. tokens[i]: the single-token continuations of branch i after
+    `contexts[i]`.
     first: the place of branch 0 in the call of the report."""
     layers = len(runtime.lens.layers)
     if exit.l_min > layers:
@@ -186,7 +187,7 @@ def score_with_exit(
             f"positive={exit.positive} leaves none of {fewest} continuations to compare with; "
             "give more"
         )
-    runs = [[b.tokens[-1], *more] for b, more in zip(branches, given, strict=True)]
+    runs = [[b.tokens[-1], *more] for b, more in zip(branches, contexts, strict=True)]
     passes = list[ShrinkingPass]()
     scores: list[list[list[float]]] = [[] for _ in branches]
     for together in batches(runtime, branches, runs, exit.together):

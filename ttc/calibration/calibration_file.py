@@ -64,8 +64,8 @@ class CalibrationFile:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         names = {f.name for f in fields(cls)}
         if not isinstance(values, dict) or values.keys() != names:
-            given = isinstance(values, dict)
-            wrong = sorted(values.keys() ^ names) if given else type(values).__name__
+            is_object = isinstance(values, dict)
+            wrong = sorted(values.keys() ^ names) if is_object else type(values).__name__
             raise InvalidInput(
                 f"{path} is no {cls.__name__} of this version; missing or unknown: {wrong}"
             )
@@ -74,9 +74,9 @@ class CalibrationFile:
         kinds = ("model", loaded.model, model), ("data set", loaded.dataset, dataset)
         refuse(
             {
-                f"{path} was calibrated for the {kind} {name!r}, not for {asked!r}; name another "
-                "file, or make one with python -m experiments.calibrate": name != asked
-                for kind, name, asked in kinds
+                f"{path} was calibrated for the {kind} {name!r}, not for {expected!r}; name "
+                "another file, or make one with python -m experiments.calibrate": name != expected
+                for kind, name, expected in kinds
             }
         )
         return loaded
@@ -89,15 +89,15 @@ class CalibrationFile:
         """
         source = self.settings.get("dataset", {})
         same_source = source and _source(source) == _source(dataset)
-        target, asked = self.settings.get("search", {}).get("_target_"), search.get("_target_")
+        target, current = self.settings.get("search", {}).get("_target_"), search.get("_target_")
         refuse(
             {
                 f"{file}: these problems were used to calibrate; choose others by dataset.offset, "
-                f"dataset.seed or dataset.split (it has {_shown(source)}, the run "
-                f"{_shown(dataset)})": same_source and _overlap(_rows(source), _rows(dataset)),
-                f"{file} was calibrated with {target}, and its counts do not hold for {asked}; use "
-                "that search, or make another file with python -m experiments.calibrate": (
-                    target not in (None, asked)
+                f"dataset.seed or dataset.split (it has {_rows_text(source)}, the run "
+                f"{_rows_text(dataset)})": same_source and _overlap(_rows(source), _rows(dataset)),
+                f"{file} was calibrated with {target}, and its counts do not hold for {current}; "
+                "use that search, or make another file with python -m experiments.calibrate": (
+                    target not in (None, current)
                 ),
             }
         )
@@ -152,6 +152,6 @@ def _overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
     return max(a[0], b[0]) < min(a[1], b[1])
 
 
-def _shown(dataset: dict[str, Any]) -> str:
+def _rows_text(dataset: dict[str, Any]) -> str:
     keys = ("split", "seed", "size", "offset", "limit")
     return ", ".join(f"{key}={dataset[key]}" for key in keys if dataset.get(key) is not None)

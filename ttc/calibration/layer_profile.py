@@ -32,16 +32,16 @@ class BranchProfile:
 def layer_profile(
     engine: Engine,
     branches: Sequence[Branch],
-    given: Sequence[Sequence[int]],
+    contexts: Sequence[Sequence[int]],
     tokens: Sequence[Sequence[int]],
     positive: int,
 ) -> list[BranchProfile]:
     """A profile of each branch, from a pass that goes through all layers and looks after each.
 
-    given: what stands after a branch. tokens: its single-token continuations, of which the first
+    contexts: what stands after a branch. tokens: its single-token continuations, of which the first
     `positive` count for P. Counted, and refused, as `Engine.score` does with an exit.
     """
-    profiles = [BranchProfile([], [], [], 1 + len(more)) for more in given]
+    profiles = [BranchProfile([], [], [], 1 + len(more)) for more in contexts]
     head = engine.model.get_output_embeddings()
 
     def watch(places: Sequence[int], depth: int, states: Tensor, logits: Tensor) -> None:
@@ -57,7 +57,7 @@ def layer_profile(
     never = EarlyExit(l_min=1, theta=0.0)
     singles = [[[token] for token in group] for group in tokens]
     engine.score(
-        branches, singles, given=given, exit=never, report=ExitReport(watch=watch)
+        branches, singles, given=contexts, exit=never, report=ExitReport(watch=watch)
     ).result()
     return profiles
 

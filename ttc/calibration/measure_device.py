@@ -311,7 +311,7 @@ class _Layers:
         """What the three kinds of layers differ in. Between the two with as many heads it is their
         products alone; between the two with few products it is their heads. A layer costs no less
         than with one row, `block_overhead_s`."""
-        found = ByRows({}, {}, {})
+        costs = ByRows({}, {}, {})
         narrow, attending, wide = self.blocks
         for rows in sorted(counts):
             narrow_s, attending_s, wide_s = (
@@ -324,10 +324,10 @@ class _Layers:
             more = rows * (attending.projected - narrow.projected)
             head_s = max(0.0, (attending_s - narrow_s) / more)
             each_s = narrow_s - rows * narrow.projected * head_s
-            found.flops[rows] = flops
-            found.block_overheads[rows] = max(block_overhead_s, each_s)
-            found.head_s[rows] = head_s
-        return found
+            costs.flops[rows] = flops
+            costs.block_overheads[rows] = max(block_overhead_s, each_s)
+            costs.head_s[rows] = head_s
+        return costs
 
     def _parts(self, timers: Mapping[int, PassTimer], rows: int) -> tuple[float, float]:
         """Seconds of a layer, and of the rest of a pass, from the passes of two depths."""

@@ -11,7 +11,7 @@ from functools import reduce
 from math import inf
 from typing import Literal, get_args
 
-from ttc.checks import check_known
+from ttc.checks import check_choice
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.dims import Positive
 from ttc.cost_model.roofline import roofline_time, t_comm
@@ -39,7 +39,7 @@ class Generation(Positive):
 
     def work(self, objective: str) -> Pass:
         """The pass whose time counts: of decoding the one half way, or the prompt's."""
-        check_known(objective, get_args(Objective), f"objective={objective!r} is unknown")
+        check_choice(objective, get_args(Objective), f"objective={objective!r} is unknown")
         if objective == "prefill":
             return Pass(branches=1, new_tokens=self.prompt_tokens)
         return Pass(

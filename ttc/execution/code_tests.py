@@ -16,7 +16,7 @@ from typing import Any
 
 from ttc.errors import InvalidInput
 from ttc.execution.programs import Functions, Limits, run_program, run_tests
-from ttc.execution.values import encoded, shown
+from ttc.execution.values import encoded, short_repr
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _call_failure(functions: Functions, test: CallTest) -> str | None:
         return outcome.error
     if same_value(test.expected, outcome.value, test.tolerance, test.lists):
         return None
-    return f"it returned {shown(outcome.value, 60)}, not {shown(test.expected, 60)}"
+    return f"it returned {short_repr(outcome.value, 60)}, not {short_repr(test.expected, 60)}"
 
 
 def same_value(expected: Any, value: Any, tolerance: float = 0.0, lists: bool = False) -> bool:
@@ -191,7 +191,7 @@ def _same_line(expected: str, printed: str) -> bool:
 
 # ---------------------------------------------------------------- tests that a question shows
 
-MAX_SHOWN = 256
+MAX_EXAMPLES = 256
 """Tests that are read of one question."""
 _CALLS = re.compile(r"(?:[-*][ \t]++)?`?(?=[A-Za-z_]\w*+\()")
 _GIVES = re.compile(r"\)`?[ \t]*+(?:==|=>|->|➞|→|#[ \t]*+(?:returns|=>)|should return|returns)")
@@ -200,7 +200,7 @@ _GIVES = re.compile(r"\)`?[ \t]*+(?:==|=>|->|➞|→|#[ \t]*+(?:returns|=>)|shou
 @lru_cache(maxsize=64)
 def examples_in(question: str) -> Sequence[Test]:
     """The tests that a question shows: examples of doctest, lines as `f(2) == 4` or `f(2) -> 4`,
-    and assertions, `MAX_SHOWN` at most. Only those that are one call of literals."""
+    and assertions, `MAX_EXAMPLES` at most. Only those that are one call of literals."""
     lines = [line.strip(" \t") for line in question.split("\n")]
     doctests = [
         (line[3:], after)
@@ -212,7 +212,7 @@ def examples_in(question: str) -> Sequence[Test]:
     plain = (line.removeprefix("`").removesuffix("`") for line in lines)
     written += [line for line in plain if line.startswith(("assert ", "assert("))]
     calls = map(_asserted_call, dict.fromkeys(written))
-    return list(islice((test for test in calls if test is not None), MAX_SHOWN))
+    return list(islice((test for test in calls if test is not None), MAX_EXAMPLES))
 
 
 def _example(line: str) -> tuple[str, str] | None:
@@ -232,12 +232,12 @@ def whole_program(answer: str, about: Mapping[str, Any]) -> str:
 
 def shown_tests(question: str, about: Mapping[str, Any]) -> Sequence[Test]:
     """The tests that a solver may see: its metadata's `shown_tests`, else those in the question."""
-    given = about.get("shown_tests")
-    return examples_in(question) if given is None else written_tests(given, about)
+    tests = about.get("shown_tests")
+    return examples_in(question) if tests is None else written_tests(tests, about)
 
 
-def written_tests(given: Sequence[Any], about: Mapping[str, Any]) -> list[Test]:
-    return [as_test(test, about.get("tested", ())) for test in given]
+def written_tests(tests: Sequence[Any], about: Mapping[str, Any]) -> list[Test]:
+    return [as_test(test, about.get("tested", ())) for test in tests]
 
 
 def pythons_names(solution: str) -> list[str]:

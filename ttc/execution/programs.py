@@ -34,7 +34,7 @@ START_S = 60.0
 """Seconds for a process to start, however busy the machine is."""
 ENDED = "it ended its process with code {}"
 UNREADABLE = "its output cannot be read"
-SHOWN_CHARS = 600
+MAX_ERROR_CHARS = 600
 
 ProgramSeconds = Annotated[float, Interval(gt=0, le=300)]
 ProgramMiB = Annotated[int, Ge(128)]
@@ -215,17 +215,17 @@ def why(message: Mapping[str, Any]) -> str:
     error = message.get("error")
     if not isinstance(error, str) or not error.strip():
         return UNREADABLE
-    return error[:SHOWN_CHARS].encode(errors="replace").decode()
+    return error[:MAX_ERROR_CHARS].encode(errors="replace").decode()
 
 
 def run_program(program: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
     """Run a whole program on `stdin`. The value is what it printed, also where there is an
     error."""
     limits = limits or Limits()
-    with open(os.memfd_create("stdin"), "w+b") as given:  # no disk may be full
-        given.write(stdin.encode(errors="replace"))
-        given.seek(0)
-        worker = Worker({"do": "script", "program": program}, limits, given, listens=True)
+    with open(os.memfd_create("stdin"), "w+b") as file:  # no disk may be full
+        file.write(stdin.encode(errors="replace"))
+        file.seek(0)
+        worker = Worker({"do": "script", "program": program}, limits, file, listens=True)
         try:
             printed, error = worker.output(limits.wall_s)
             if error is None:

@@ -148,14 +148,14 @@ def confine(memory_bytes: int, readable: Sequence[str]) -> list[str]:
     _limit(memory_bytes)
     libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: end with the one who started it
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    held = ["limits"]
+    active = ["limits"]
     if libc.unshare(0x10000000 | 0x40000000 | 0x08000000) == 0:  # CLONE_NEWUSER, _NEWNET, _NEWIPC
-        held.append("no network")
+        active.append("no network")
     if _read_alone(libc, readable):
-        held.append("files")
+        active.append("files")
     if _filter_calls(libc):
-        held.append("system calls")
-    return held
+        active.append("system calls")
+    return active
 
 
 def _limit(memory_bytes: int) -> None:
@@ -182,8 +182,8 @@ def _filter_calls(libc: ctypes.CDLL) -> bool:
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
-    given = Program((len(program) - 1) // 8, ctypes.addressof(program))
-    return bool(libc.prctl(22, 2, ctypes.byref(given), 0, 0) == 0)  # PR_SET_SECCOMP, with a filter
+    rules = Program((len(program) - 1) // 8, ctypes.addressof(program))
+    return bool(libc.prctl(22, 2, ctypes.byref(rules), 0, 0) == 0)  # PR_SET_SECCOMP, with a filter
 
 
 def _read_alone(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
@@ -262,8 +262,8 @@ def protections() -> tuple[str, ...]:
         capture_output=True,
         check=False,
     )
-    held = json.loads(tried.stdout) if tried.returncode == 0 else []
+    active = json.loads(tried.stdout) if tried.returncode == 0 else []
     wrapper = ["bubblewrap"] if _bubblewrap() is not None else []
-    if "system calls" not in held and not wrapper:
+    if "system calls" not in active and not wrapper:
         return ()
-    return (*held, *wrapper)
+    return (*active, *wrapper)

@@ -94,7 +94,7 @@ def _check_hashes(parts: Iterable[Any]) -> None:
         raise ValueError(f"more than {SAME_HASH} parts of a set or keys have the same hash")
 
 
-def shown(value: Any, chars: int) -> str:
+def short_repr(value: Any, chars: int) -> str:
     """The beginning of a value as Python writes it."""
     try:
         return repr(value)[:chars]

@@ -23,7 +23,7 @@ from values import decoded, encoded
 NAME = "program"
 """`__name__` in a program whose functions are called."""
 
-SHOWN_CHARS = 500
+MAX_ERROR_CHARS = 500
 
 
 class Channel:
@@ -80,10 +80,10 @@ def what(error: BaseException) -> str:
     lines = [frame.lineno for frame in frames if frame.filename == "<program>"]
     where = f" (line {lines[-1]})" if lines else ""
     try:
-        said = traceback.format_exception_only(error)[-1].strip()
+        message = traceback.format_exception_only(error)[-1].strip()
     except Exception:  # an error that cannot be written
-        said = type(error).__name__
-    return said[:SHOWN_CHARS] + where
+        message = type(error).__name__
+    return message[:MAX_ERROR_CHARS] + where
 
 
 # ---------------------------------------------------------------- a whole program

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ttc.checks import check_known
+from ttc.checks import check_choice
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.places import is_spread
 from ttc.model.running.runner import HuggingFaceRunner, ModelRunner
@@ -31,7 +31,7 @@ def runner_for(
     """
     if not isinstance(choice, str):
         return choice
-    check_known(choice, get_args(RunnerChoice), f"runner={choice!r} is unknown")
+    check_choice(choice, get_args(RunnerChoice), f"runner={choice!r} is unknown")
     reason = "it was asked for"
     if choice != "modules":
         from ttc.model.compiled.compiled_check import Differs, compiled_runner, why_not

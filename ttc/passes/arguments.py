@@ -78,16 +78,16 @@ def checked_continuations(
     limits: ModelLimits,
     branches: Sequence[Branch],
     continuations: Sequence[Sequence[Tokens]],
-    given: Sequence[Tokens] | None,
+    contexts: Sequence[Tokens] | None,
     singles: bool,
 ) -> tuple[list[list[int]], list[list[list[int]]]]:
     """What `Engine.score` is given, and the continuations. singles: refuse longer ones."""
     check_one_each(len(branches), "branches", len(continuations), "lists of continuations")
-    if given is not None:
-        check_one_each(len(branches), "branches", len(given), "lists of given tokens")
+    if contexts is not None:
+        check_one_each(len(branches), "branches", len(contexts), "lists of given tokens")
     between = [
-        limits.checked(g, "list of given tokens") if g else []
-        for g in given or [[]] * len(branches)
+        limits.checked(context, "list of given tokens") if context else []
+        for context in contexts or [[]] * len(branches)
     ]
     checked = [[limits.checked(c, "continuation") for c in group] for group in continuations]
     for branch, group, tokens in zip(branches, checked, between, strict=True):
@@ -113,9 +113,9 @@ def check_step(
 ) -> list[int]:
     """The largest number of tokens of each branch. Refuses a step that cannot be made."""
     check_is("step", step, Step, "a ttc.Step(max_tokens=...)")
-    given = [step.max_tokens] * len(branches) if limits is None else list(limits)
-    check_one_each(len(branches), "branches", len(given), "values of max_tokens")
-    step_tokens = [check_whole("max_tokens", tokens, 1) for tokens in given]
+    limits = [step.max_tokens] * len(branches) if limits is None else list(limits)
+    check_one_each(len(branches), "branches", len(limits), "values of max_tokens")
+    step_tokens = [check_whole("max_tokens", tokens, 1) for tokens in limits]
     check_is("sampling", sampling, Sampling, "a ttc.Sampling(temperature=...)")
     check_flag("statistics", step.statistics)
     if isinstance(step.delimiter, str):

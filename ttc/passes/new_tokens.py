@@ -118,7 +118,8 @@ class Target:
 
     branch: whose it is. holder: who holds it, None for one that begins where `after` has ended.
     shared: whether what stands in the tree is taken, and others take what is computed.
-    wanted: the numbers of tokens after which the model's output is wanted, where it is computed.
+    output_places: the numbers of tokens after which the model's output is wanted, where it is
+        computed.
     opening: see `Segment`. kept: whether others go on from its end. passing: of recurrent layers, a
         segment whose state was kept for the next pass alone.
     """
@@ -127,7 +128,7 @@ class Target:
     tokens: Sequence[int]
     holder: Holder | None
     shared: bool = True
-    wanted: set[int] = field(default_factory=set)
+    output_places: set[int] = field(default_factory=set)
     after: Target | None = None
     opening: int = 0
     kept: bool = True
@@ -142,7 +143,7 @@ class Target:
         """The tokens whose KV is not there, as far as is known before it is looked for."""
         return len(self.tokens) - (self.holder or self.branch).leaf.end
 
-    def held(self, tree: Tree) -> Holder:
+    def hold(self, tree: Tree) -> Holder:
         if self.holder is None:
             assert self.after is not None and self.after.holder is not None
             self.holder = Path(tree.hold(self.after.holder.leaf))
@@ -219,14 +220,14 @@ def _chunk(
         for target in targets:
             if target.holder is None and target.after in chosen and states is not None:
                 continue  # until the state is there
-            holder = target.held(tree)
+            holder = target.hold(tree)
             before = holder.leaf.end
             begun.append((holder, before))
-            known = tree.last_state(holder.leaf)
+            node = tree.last_state(holder.leaf)
             if target.shared:
-                known = tree.find(holder.leaf, target.tokens[before:], target.opening)
-            tree.move(holder, known)
-            start = known.end
+                node = tree.find(holder.leaf, target.tokens[before:], target.opening)
+            tree.move(holder, node)
+            start = node.end
             target.branch.usage.shared_tokens += max(0, start - before)
             missing = target.tokens[start:]
             part = missing[:left]
@@ -235,7 +236,11 @@ def _chunk(
             if part:
                 places = tree.write(holder, part, len(missing))
                 end = start + len(part)
-                keep = [number - start for number in sorted(target.wanted) if start <= number < end]
+                keep = [
+                    number - start
+                    for number in sorted(target.output_places)
+                    if start <= number < end
+                ]
                 chosen.append(target)
                 new.append(New(holder, part, places, keep))
                 tree.set_opening(holder.leaf, start, target.opening)

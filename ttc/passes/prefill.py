@@ -50,15 +50,15 @@ def prefill(
             text[:-1],
             branch,
             shared,
-            wanted,
+            places,
             opening=runtime.opening(branch, len(text) - len(branch.tokens)),
         ): computed
-        for branch, text, wanted, computed in zip(
+        for branch, text, places, computed in zip(
             branches, texts, outputs.places, outputs.computed, strict=True
         )
     }
 
-    def take(target: Target, places: Sequence[int], given: Tensor) -> None:
-        targets[target].update(zip(places, given, strict=False))
+    def take(target: Target, places: Sequence[int], rows: Tensor) -> None:
+        targets[target].update(zip(places, rows, strict=False))
 
     yield from compute(runtime, list(targets), purpose, take)

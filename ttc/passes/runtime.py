@@ -90,12 +90,12 @@ class Runtime:
     def memory(self) -> Memory:
         return self.residency.memory
 
-    def opening(self, branch: Branch, given: int = 0) -> int:
-        """How many tokens stand before the branch's first generated one once `given` more were
+    def opening(self, branch: Branch, count: int = 0) -> int:
+        """How many tokens stand before the branch's first generated one once `count` more were
         given; 0 where that makes no difference to the model."""
         recurrent = self.runner.recurrent
         return (
-            branch.opening_with(given) if recurrent is not None and recurrent.knows_opening else 0
+            branch.opening_with(count) if recurrent is not None and recurrent.knows_opening else 0
         )
 
     def plan(self, pieces: Sequence[Piece], positions: Sequence[int], runs: Sequence[Run]) -> Plan:

@@ -22,7 +22,7 @@ LogprobPairs = list[list[list[tuple[float, float]]]]
 def score(
     runtime: Runtime,
     branches: Sequence[Branch],
-    given: Sequence[list[int]],
+    contexts: Sequence[list[int]],
     continuations: Sequence[Sequence[list[int]]],
 ) -> Passes[tuple[Logprobs, Logprobs]]:
     """The log-probabilities of `Engine.score`, and of the likeliest token in each place. What all
@@ -32,24 +32,24 @@ def score(
     scored: dict[Target, list[tuple[list[tuple[float, float]], Sequence[int]]]] = {}
     rests: list[Target] = []
     try:
-        for branch, more, group, rows in zip(branches, given, continuations, pairs, strict=True):
-            known = [*branch.tokens, *more]
+        for branch, more, group, rows in zip(branches, contexts, continuations, pairs, strict=True):
+            prefix = [*branch.tokens, *more]
             n = _shared(group)
-            whole = [*known, *group[0][:n]]
+            whole = [*prefix, *group[0][:n]]
             head = Target(branch, whole, Path(tree.hold(branch.leaf)), shared=False)
             head.opening = runtime.opening(branch, len(more))
             head.kept = any(len(continuation) > n + 1 for continuation in group)
-            head.wanted.update(range(len(known) - 1, len(whole)))
+            head.output_places.update(range(len(prefix) - 1, len(whole)))
             scored[head] = [
-                (row, [*known, *continuation[: n + 1]])
+                (row, [*prefix, *continuation[: n + 1]])
                 for row, continuation in zip(rows, group, strict=True)
             ]
             for row, continuation in zip(rows, group, strict=True):
                 if len(continuation) > n + 1:
-                    longer = [*known, *continuation]
+                    longer = [*prefix, *continuation]
                     rest = Target(branch, longer[:-1], None, shared=False, after=head)
                     rest.opening, rest.kept = head.opening, False
-                    rest.wanted.update(range(len(whole), len(longer) - 1))
+                    rest.output_places.update(range(len(whole), len(longer) - 1))
                     scored[rest] = [(row, longer)]
                     rests.append(rest)
         heads = [target for target in scored if target.after is None]

@@ -140,7 +140,7 @@ class ShrinkingPass:
     def _rows_of(self, value: Any) -> Any:
         """What is left of a layer's argument: its kept rows if it has one for each row of the
         pass."""
-        if self.kept is None or any(value is given for given in self.others):
+        if self.kept is None or any(value is other for other in self.others):
             return value
         if isinstance(value, tuple):
             return tuple(map(self._rows_of, value))
@@ -244,10 +244,10 @@ def checked_lens(runner: ModelRunner) -> Lens:
         alone = trial.shrinking(lens, lambda depth, *_: {0} if depth == 1 else set())
         if together.live:
             raise RuntimeError("its last layer does not run on text alone")
-        given = torch.stack(
+        actual = torch.stack(
             [together.results[0][1], together.results[1][1], alone.results[1][1]]
         ).double()
-    gap = (given - expected[[0, 1, 1]]).abs()
+    gap = (actual - expected[[0, 1, 1]]).abs()
     # mixture-of-experts routing may flip in 16 bits, so the mean is compared there, not the largest
     exact = runner.dtype in (torch.float32, torch.float64)
     off = float(gap.max() if exact else gap.mean())

@@ -82,8 +82,8 @@ class Auto(Options):
     @property
     def search(self) -> Steps:
         """The search that is planned for. A step is no longer than what is generated."""
-        given = {name: getattr(self, name) for name in OF_SEARCH}
-        search = replace(SEARCH, **{n: value for n, value in given.items() if value is not None})
+        steps = {name: getattr(self, name) for name in OF_SEARCH}
+        search = replace(SEARCH, **{n: value for n, value in steps.items() if value is not None})
         return replace(search, step_tokens=min(search.step_tokens, search.output_tokens))
 
     def plan(
@@ -166,8 +166,8 @@ class Planned:
 
     def options(self) -> list[Option]:
         """Every combination of a placement and a memory policy."""
-        asked = self.placements, self.number, self.problems
-        return options(self.units, self.kv_heads, self.machine, self.search, *asked)
+        sizes = self.placements, self.number, self.problems
+        return options(self.units, self.kv_heads, self.machine, self.search, *sizes)
 
     def best(self) -> Option:
         """The fastest of these. Raises OutOfMemory where none is possible."""

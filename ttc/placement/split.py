@@ -273,8 +273,8 @@ class Crossing:
         for key, value in new.items():
             if _is_fixed(value):
                 self.sent[key] = value, brought[key]
-        known = {key: copy for key, (_, copy) in self.sent.items()} | brought
-        return [known.get(id(value), value) for value in values]
+        copies_by_id = {key: copy for key, (_, copy) in self.sent.items()} | brought
+        return [copies_by_id.get(id(value), value) for value in values]
 
     def _send(self, tensors: Sequence[Tensor], states: Collection[int]) -> None:
         copies: dict[str, list[tuple[Tensor, Tensor]]] = {}

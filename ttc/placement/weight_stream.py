@@ -59,14 +59,14 @@ class WeightStream:
         size = max(layer.memory.numel() for layer in layers)
         self.buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
         self.views = [[layer.views(buffer) for buffer in self.buffers] for layer in layers]
-        self.held: list[int | None] = [None] * BUFFERS  # the layer in each buffer
+        self.buffered: list[int | None] = [None] * BUFFERS  # the layer in each buffer
         self.transfers: list[Transfer | None] = [None] * BUFFERS
 
     def arrive(self, index: int) -> list[nn.Parameter]:
         """A layer's weights on the device. Raises what went wrong on their way."""
-        if index not in self.held:  # the first pass, or one after a pass that broke off
+        if index not in self.buffered:  # the first pass, or one after a pass that broke off
             self._fetch(index, self._needed_last(index), later=False)
-        slot = self.held.index(index)
+        slot = self.buffered.index(index)
         with on_failure(self.forget):
             self.link.wait(self.transfers[slot])
         return self.views[index][slot]
@@ -76,25 +76,25 @@ class WeightStream:
         count = len(self.layers)
         for free in (None, index):  # an empty buffer first
             following = ((index + n) % count for n in range(1, count))
-            missing = next((layer for layer in following if layer not in self.held), None)
-            if free in self.held and missing is not None:
-                self._fetch(missing, self.held.index(free), later=True)
+            missing = next((layer for layer in following if layer not in self.buffered), None)
+            if free in self.buffered and missing is not None:
+                self._fetch(missing, self.buffered.index(free), later=True)
 
     def forget(self) -> None:
         """Take the buffers for empty, so that all is fetched again."""
         for slot, transfer in enumerate(self.transfers):
             self.link.wait_and_ignore(transfer)
-            self.held[slot] = None
+            self.buffered[slot] = None
             self.transfers[slot] = None
 
     def _needed_last(self, index: int) -> int:
         count = len(self.layers)
-        waits = [count if held is None else (held - index) % count for held in self.held]
+        waits = [count if layer is None else (layer - index) % count for layer in self.buffered]
         return waits.index(max(waits))
 
     def _fetch(self, index: int, slot: int, later: bool) -> None:
         self.link.wait_and_ignore(self.transfers[slot])  # or both would write to the buffer
-        self.held[slot] = index
+        self.buffered[slot] = index
         source = self.layers[index].memory
         size = source.numel()
         piece = max(LEAST_PIECE_BYTES, ceil(size / PIECES))

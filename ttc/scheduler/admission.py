@@ -155,14 +155,14 @@ class Admission:
         )
 
     def _take(self, count: int) -> list[Row]:
-        taken: list[Row] = []
-        while len(taken) < count:
+        rows: list[Row] = []
+        while len(rows) < count:
             part = self.waiting.pop(0)
-            left = count - len(taken)
-            taken += part[:left]
+            left = count - len(rows)
+            rows += part[:left]
             if part[left:]:
                 self.waiting.insert(0, part[left:])
-        return taken
+        return rows
 
     def next_group(self) -> list[Row]:
         """The group that decodes now. Raises OutOfMemory, and changes nothing then."""

@@ -177,12 +177,12 @@ class Calls:
         for branch in branches:
             branch.used_at = self.count
 
-    def follow_model(self, told: bool = False) -> None:
+    def follow_model(self, changed: bool = False) -> None:
         """Where the model is another one than in the last call, let go of all KV: for the branches
-        that go on it is computed again. told: it is another one, whatever can be seen of it. Raises
-        UnsupportedModel while the model has adapters that cannot be served."""
+        that go on it is computed again. changed: it is another one, whatever can be seen of it.
+        Raises UnsupportedModel while the model has adapters that cannot be served."""
         watch = self.runtime.runner.watch
-        if told:
+        if changed:
             watch.changed()
         else:
             watch.unchanged()

@@ -165,10 +165,10 @@ def _keep_alternatives(rows: Sequence[Row], logits: Tensor) -> None:
     values = values.double() - own.logsumexp(-1, keepdim=True).double()
     for i, numbers, logprobs in zip(asking, tokens.tolist(), values.tolist(), strict=True):
         branch, count = rows[i].branch, rows[i].request.top_logprobs
-        known = {branch.tokens[-1]: branch.logprobs[-1]}
+        drawn = {branch.tokens[-1]: branch.logprobs[-1]}
         pairs = zip(numbers[:count], logprobs[:count], strict=True)
         place = len(branch.tokens) - 1
-        branch.alternatives[place] = [(n, known.get(n, logprob)) for n, logprob in pairs]
+        branch.alternatives[place] = [(n, drawn.get(n, logprob)) for n, logprob in pairs]
 
 
 def _alike(rows: Sequence[Row]) -> dict[tuple[Sampling, bool, bool], list[int]]:

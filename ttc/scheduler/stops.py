@@ -95,15 +95,15 @@ class Stops:
 
     def _completes(self, token: int) -> bool:
         """Whether a string may end in this token's text."""
-        if (known := self._may_complete.get(token)) is None:
+        if (completes := self._may_complete.get(token)) is None:
             text = self.decode([token], special=True)
             # some tokenizers drop a blank at the front of a text; a replaced character may be part
             # of any
             unclear = not text or "\ufffd" in text or " " in self.last_characters
-            known = self._may_complete[token] = unclear or any(
+            completes = self._may_complete[token] = unclear or any(
                 c in text for c in self.last_characters
             )
-        return known
+        return completes
 
     def _has_ended(self, branch: Branch, start: int) -> bool:
         """Whether an end string is complete that was not so at the step's start."""

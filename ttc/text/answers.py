@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache, partial
 
-from ttc.checks import check_is, check_known
+from ttc.checks import check_choice, check_is
 from ttc.errors import InvalidInput
 from ttc.text.boxes import boxed
 from ttc.text.numbers import as_number
@@ -36,7 +36,7 @@ def extract_answer(
         models; None reads the whole text.
     """
     check_is("text", text, str, "a string")
-    check_known(kind, KINDS, f"answer kind {kind!r} is unknown")
+    check_choice(kind, KINDS, f"answer kind {kind!r} is unknown")
     if kind != "code" and ("nswer>" in text or "NSWER>" in text):
         text = _TAGS.sub(lambda tag: "\n" if tag[1] else "\nAnswer: ", text)
     answer = text if marks is None else marks.split(text).answer

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from ttc.checks import check_kind, check_known
+from ttc.checks import check_choice, check_kind
 from ttc.errors import InvalidInput, refuse
 from ttc.text.chat import has_template
 from ttc.text.encodable import encodable
@@ -156,7 +156,7 @@ def _read(value: Any, name: str) -> dict[str, Any]:
     for key in ("role", "content"):
         if key not in message and (key == "role" or not message.get("tool_calls")):
             raise InvalidInput(f"{name} has no {key!r}, but {', '.join(map(repr, message))}")
-    check_known(message["role"], ROLES, f"{name}['role']={message['role']!r} is no role")
+    check_choice(message["role"], ROLES, f"{name}['role']={message['role']!r} is no role")
     own = message["role"] == "assistant"
     message["content"] = _text(message.get("content"), own, f"{name}['content']")
     calls = message.pop("tool_calls", None)

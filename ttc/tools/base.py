@@ -17,9 +17,9 @@ from ttc.checks import (
     Options,
     PositiveFloat,
     PositiveInt,
+    check_choice,
     check_is,
     check_kind,
-    check_known,
     check_once,
 )
 from ttc.errors import InvalidInput, refuse, refusing
@@ -248,9 +248,9 @@ class Tools(Options):
         object.__setattr__(self, "tools", tuple(map(Tool.of, self.tools)))
         check_once((tool.name for tool in self.tools), "tools", "give each a name of its own")
         if not isinstance(self.format, ToolFormat):
-            check_known(self.format, FORMATS, f"format={self.format!r} is unknown")
+            check_choice(self.format, FORMATS, f"format={self.format!r} is unknown")
         choices = ("auto", "required", *(tool.name for tool in self.tools))
-        check_known(self.choice, choices, f"choice={self.choice!r} is unknown")
+        check_choice(self.choice, choices, f"choice={self.choice!r} is unknown")
 
     @classmethod
     def of(cls, tools: Any) -> Tools | None:

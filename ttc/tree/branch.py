@@ -124,12 +124,12 @@ class TokenBranch:
         self._take_in(twin)
         return twin
 
-    def adopt(self, child: Self, model: str, given: int) -> None:
-        """Make a root of another model a child of this branch. given: how many of its last tokens
+    def adopt(self, child: Self, model: str, count: int) -> None:
+        """Make a root of another model a child of this branch. count: how many of its last tokens
         this branch has written in its last turn."""
         self._take_in(child)
         child.model = model
-        child.count_as_written(given)
+        child.count_as_written(count)
 
     def _take_in(self, child: Self) -> None:
         child.path = (*self.path, self.forks)
@@ -138,13 +138,13 @@ class TokenBranch:
         self.forks += 1
         self.children.add(child)
 
-    def count_as_written(self, given: int) -> None:
-        """Say of a root that its last `given` tokens are no prompt, but its text, which another
+    def count_as_written(self, count: int) -> None:
+        """Say of a root that its last `count` tokens are no prompt, but its text, which another
         model has written."""
-        self.prompt_length = len(self.tokens) - given
+        self.prompt_length = len(self.tokens) - count
         for column in self.columns():
-            column[:] = [nan] * given
-        if given:
+            column[:] = [nan] * count
+        if count:
             self.end_step("interrupted")
 
     def columns(self) -> tuple[list[float], ...]:
@@ -207,8 +207,8 @@ class TokenBranch:
         self.tokens += tokens
         self.given_end = len(self.tokens)
 
-    def opening_with(self, given: int) -> int:
-        return self.opening + given if self.opening == len(self.tokens) else self.opening
+    def opening_with(self, count: int) -> int:
+        return self.opening + count if self.opening == len(self.tokens) else self.opening
 
     def end_step(self, reason: StepEnd) -> None:
         self.step_ends.append(len(self.tokens))

@@ -34,7 +34,7 @@ class Segment:
         parent: Segment | None = None,
     ):
         self.tokens = tokens
-        self.held_in = storage
+        self.own_storage = storage
         self.first = first
         self.parent = parent
         self.start = parent.end if parent is not None else 0
@@ -50,18 +50,18 @@ class Segment:
 
     @property
     def storage(self) -> Storage:
-        if self.held_in is None:
+        if self.own_storage is None:
             raise RuntimeError("the trunk holds no tokens, or the segment was dropped")
-        return self.held_in
+        return self.own_storage
 
     @property
     def is_last(self) -> bool:
         """Whether its storage is written up to here and nobody writes on, so that one may go on in
         it."""
-        held_in = self.held_in
-        if held_in is None or held_in.being_written:
+        own_storage = self.own_storage
+        if own_storage is None or own_storage.being_written:
             return False
-        return self.first + len(self.tokens) == held_in.filled
+        return self.first + len(self.tokens) == own_storage.filled
 
     def opens(self, opening: int) -> int:
         """How many of its tokens lie in an opening of so many."""
@@ -77,26 +77,26 @@ class Segment:
         return chain[::-1]
 
     def __repr__(self) -> str:
-        return f"Segment({self.start} to {self.end}, refs={self.refs}, {self.held_in!r})"
+        return f"Segment({self.start} to {self.end}, refs={self.refs}, {self.own_storage!r})"
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def present(held: Sequence[int], tokens: Sequence[int]) -> int:
+def present(text: Sequence[int], tokens: Sequence[int]) -> int:
     """How many first tokens of a text a tree that holds another surely shares with it."""
-    shared = common_prefix(held, tokens)
-    return shared if shared == len(held) else max(0, shared - MIN_SHARED_TOKENS + 1)
+    shared = common_prefix(text, tokens)
+    return shared if shared == len(text) else max(0, shared - MIN_SHARED_TOKENS + 1)
 
 
 def tokens_to_read(texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> int:
     """The tokens of texts beyond what is read already, those of a common beginning once. texts:
     each with one that was read before, or with nothing."""
-    ordered = sorted((list(text), list(known)) for text, known in texts)
+    ordered = sorted((list(text), list(read)) for text, read in texts)
     before: Sequence[int] = ()
     count = 0
-    for text, known in ordered:
-        count += len(text) - max(present(known, text), present(before, text))
+    for text, read in ordered:
+        count += len(text) - max(present(read, text), present(before, text))
         before = text
     return count

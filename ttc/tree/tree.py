@@ -72,7 +72,7 @@ class Tree:
         while not node.refs and node.parent is not None:
             parent, storage = node.parent, node.storage
             parent.children.remove(node)
-            node.held_in = None
+            node.own_storage = None
             self.set_state(node, None)
             storage.filled = node.first  # later tokens of it stood below this segment
             if not storage.filled:
@@ -108,7 +108,7 @@ class Tree:
                     for child in segment.children
                     if child.opens(opening) == child.opens(child.opening)
                 ),
-                key=lambda found: found[0],
+                key=lambda match: match[0],
                 default=(0, segment),
             )
             if shared < len(child.tokens):
@@ -240,10 +240,10 @@ class Tree:
 
     def segments(self) -> list[Segment]:
         """All but the trunk, depth first."""
-        found: list[Segment] = []
+        segments: list[Segment] = []
         waiting = self.trunk.children[::-1]
         while waiting:
             node = waiting.pop()
-            found.append(node)
+            segments.append(node)
             waiting += node.children[::-1]
-        return found
+        return segments

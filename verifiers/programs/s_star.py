@@ -15,7 +15,7 @@ from annotated_types import Ge
 from ttc.backend import Need
 from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
-from ttc.execution.values import shown
+from ttc.execution.values import short_repr
 from ttc.task import Passes
 from verifiers.programs.written_tests import ProblemPrograms, WrittenTests, by_program
 from verifiers.side_branches import side_tokens, spellings, word_shares
@@ -159,7 +159,7 @@ def _calls(text: str, name: str) -> list[CallTest]:
 
 def _said(outcome: Outcome) -> str:
     if outcome.error is None:
-        given = shown(outcome.value, SHOWN_CHARS + 1)
+        text = short_repr(outcome.value, SHOWN_CHARS + 1)
     else:
-        given = outcome.error
-    return given if len(given) <= SHOWN_CHARS else given[:SHOWN_CHARS] + "..."
+        text = outcome.error
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."

@@ -43,7 +43,7 @@ from experiments.runs.provenance import provenance
 from experiments.runs.records import as_json, as_lines
 from experiments.runs.screen import show_logged, with_progress
 from search import BestOfN, Search, solve
-from ttc.checks import check_known
+from ttc.checks import check_choice
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, number_of
 from ttc.model.loading.load import load
@@ -120,7 +120,7 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     """The searches that the head is tried in, the one that makes solutions to learn from, and how
     adapters are trained (None for a head alone)."""
     settings = config.train
-    check_known(
+    check_choice(
         settings.verifier,
         ["value_head", "token_prm"],
         f"train.verifier={settings.verifier} is unknown",
@@ -162,7 +162,7 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
 def _check_labels(settings: DictConfig) -> None:
     """Raise InvalidInput for wrong settings of the solutions and of what their steps are labelled
     by."""
-    check_known(settings.labels, get_args(Labels), f"train.labels={settings.labels} is unknown")
+    check_choice(settings.labels, get_args(Labels), f"train.labels={settings.labels} is unknown")
     if not settings.continuations and settings.labels != "outcome":
         raise InvalidInput(
             f"train.labels={settings.labels} needs continuations of each step, and "

@@ -19,7 +19,7 @@ from experiments.runs.overrides import as_override
 from experiments.runs.reading import refuse_bombs
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix
-from ttc.checks import check_known, check_once, use_one_of
+from ttc.checks import check_choice, check_once, use_one_of
 from ttc.errors import InvalidInput, refuse, refusing
 from ttc.text.encodable import encodable
 
@@ -71,7 +71,7 @@ def read_plan(file: Path) -> Leaderboard:
         }
     )
     for key in given:
-        check_known(key, KEYS, f"{file}: {key!r} is unknown")
+        check_choice(key, KEYS, f"{file}: {key!r} is unknown")
     name = check_name(str(given.get("name") or file.stem))
     folder = Path(str(given.get("output_dir") or "outputs")) / name
     axes = [

@@ -82,9 +82,9 @@ def published(arguments: argparse.Namespace) -> int:
 
 
 def chosen(name: str, recipes: dict[str, Recipe]) -> Recipe:
-    from ttc.checks import check_known
+    from ttc.checks import check_choice
 
-    check_known(name, recipes, f"the recipe {name!r} is unknown")
+    check_choice(name, recipes, f"the recipe {name!r} is unknown")
     return recipes[name]
 
 

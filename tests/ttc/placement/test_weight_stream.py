@@ -35,7 +35,7 @@ def test_two_layers_are_always_ahead() -> None:
     found = stream(5)
     for layer in [0, 1, 2, 3, 4, 0, 1]:
         compute(found, layer)
-        assert {held for held in found.held} == {(layer + 1) % 5, (layer + 2) % 5}
+        assert {held for held in found.buffered} == {(layer + 1) % 5, (layer + 2) % 5}
 
 
 def test_what_fits_the_buffers_crosses_once() -> None:
@@ -64,7 +64,7 @@ def test_a_layer_out_of_turn_takes_the_buffer_that_is_needed_last(computed: int)
     for layer in range(computed):
         compute(found, layer)
     found.arrive((computed + 3) % 5)
-    assert {held for held in found.held} == {computed % 5, (computed + 3) % 5}
+    assert {held for held in found.buffered} == {computed % 5, (computed + 3) % 5}
 
 
 def test_only_what_comes_ahead_gives_way_to_other_fetches(monkeypatch: pytest.MonkeyPatch) -> None:

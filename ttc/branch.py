@@ -149,25 +149,20 @@ class Branch(TokenBranch):
             if self.tool_calls and self.thinks_at(place, thoughts):
                 return Parted(thoughts.without_marks(written), None)
             calls = [c for c in self.tool_calls if c.opened is not None and c.end <= place]
-            if calls and self.thinks_at(
-                calls[-1].start, thoughts
-            ):  # the call has ended the thought
-                call = calls[-1]
+            # the call has ended the thought
+            if calls and self.thinks_at((call := calls[-1]).start, thoughts):
                 first = thoughts.without_marks(self.without_calls(self.prompt_length, call.end))
                 last = thoughts.split(self.without_calls(call.end, end), bool(call.opened))
                 return Parted(first + last.thought, last.answer)
             return thoughts.split(written, begun)
-        thought_tokens = max(0, self.thinking_ended - self.prompt_length)
         before = thoughts.pieces(self.without_calls(self.prompt_length, self.thinking_ended), begun)
-        answer = self.without_calls(self.prompt_length + thought_tokens, end)
+        answer = self.without_calls(max(self.prompt_length, self.thinking_ended), end)
         return Parted("".join(text for _, text in before), thoughts.without_marks(answer))
 
     def written_since(self, start: int) -> int:
         """How many of the tokens from `start` on it has written itself; tools said the others."""
-        results = {
-            (max(call.told, start), call.end) for call in self.tool_calls if call.end > start
-        }
-        return len(self.tokens) - start - sum(end - begin for begin, end in results)
+        spans = {(max(call.told, start), call.end) for call in self.tool_calls if call.end > start}
+        return len(self.tokens) - start - sum(end - begin for begin, end in spans)
 
     def without_calls(self, start: int, end: int | None = None) -> list[int]:
         """The tokens from `start` to `end`, without calls of tools and their answers."""

@@ -57,8 +57,8 @@ class WholeJson:
             try:
                 value, end = json.JSONDecoder(strict=False).raw_decode(text, start)
             except (ValueError, RecursionError) as error:
-                problem = f"the call cannot be read as JSON ({error})"
-                return [*readings, Reading("", {}, start, problem)]
+                fault = f"the call cannot be read as JSON ({error})"
+                return [*readings, Reading("", {}, start, fault)]
             calls = value if isinstance(value, list) else [value]
             readings += [self._call(call, end) for call in calls]
             start = _skip(text, end, ",;")
@@ -66,10 +66,8 @@ class WholeJson:
 
     def _call(self, call: Any, end: int) -> Reading:
         if not isinstance(call, Mapping) or not call:
-            problem = (
-                f"the call {json.dumps(call):.80} must be a JSON object with name and arguments"
-            )
-            return Reading("", {}, end, problem)
+            fault = f"the call {json.dumps(call):.80} must be a JSON object with name and arguments"
+            return Reading("", {}, end, fault)
         if not self.name:
             name, arguments = next(iter(call.items()))
         else:
@@ -92,8 +90,8 @@ class NamedJson:
         try:
             value, end = json.JSONDecoder(strict=False).raw_decode(text, start)
         except (ValueError, RecursionError) as error:
-            problem = f"the arguments cannot be read as JSON ({error})"
-            return [Reading(name[0], {}, name.end(), problem)]
+            fault = f"the arguments cannot be read as JSON ({error})"
+            return [Reading(name[0], {}, name.end(), fault)]
         return [checked(name[0], value, end)]
 
 
@@ -283,8 +281,8 @@ class Pairs:
         while text.startswith(before, at) and not (end and text.startswith(end, at)):
             pair = self._pair(text, at + len(before))
             if pair is None:
-                problem = "an argument is not ended as the model's calls have it"
-                return [Reading(name[0], {}, name.end(), problem)]
+                fault = "an argument is not ended as the model's calls have it"
+                return [Reading(name[0], {}, name.end(), fault)]
             key, value, at = pair
             arguments[key] = value
             at = _skip(text, at)

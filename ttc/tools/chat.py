@@ -54,7 +54,7 @@ class ToolChat:
         chat = template.uses_chat(tokenizer)
         telling = _with_tools(tools, template, tokenizer) if chat else None
         options = template.options if chat else {}
-        form = format_of(tools, tokenizer, options, describes_tools=telling is not None)
+        form = format_of(tools, tokenizer, options, described=telling is not None)
         if isinstance(form, Calculator) and "calculator" not in tools.by_name:
             raise InvalidInput(
                 "tools.format=calculator calls a tool of that name, and there is none; give "
@@ -119,10 +119,8 @@ class ToolChat:
         results = list(map(_result_message, range(len(calls)), calls, answers))
         for content in ("", CALLED):
             messages = [*QUESTION, self._call_message(calls, content)]
-            alone, answered = (
-                self._text(messages),
-                self._text([*messages, *results], begins_answer=True),
-            )
+            alone = self._text(messages)
+            answered = self._text([*messages, *results], begins_answer=True)
             if CALLED in alone and CALLED in answered:
                 return alone.rpartition(CALLED)[2], answered.rpartition(CALLED)[2]
         return "", ""

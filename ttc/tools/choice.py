@@ -26,13 +26,13 @@ CHANNELS = ("<|channel|>", "<|call|>")
 
 
 def format_of(
-    tools: Tools, tokenizer: Any, options: Mapping[str, Any], describes_tools: bool = False
+    tools: Tools, tokenizer: Any, options: Mapping[str, Any], described: bool = False
 ) -> ToolFormat:
     """The format of `tools`. "auto": by the tokenizer's `response_template`, else as the chat
     template writes calls (`ttc.tools.learning`), else by a sign of it. Templates that know no
     tools get Hermes' and Qwen's.
 
-    options: what else the chat template takes. describes_tools: whether the template
+    options: what else the chat template takes. described: whether the template
     tells the model of tools.
     Raises InvalidInput for a chat template that tells of tools and does not show how its model
     calls them, and for one whose calls no format here reads.
@@ -57,7 +57,7 @@ def format_of(
     for sign, name in SIGNS.items():
         if sign in template:
             return BY_NAME[name]
-    if not describes_tools:
+    if not described:
         return HERMES
     raise InvalidInput(
         "the chat template tells the model of tools, but does not show how the model calls them"

@@ -96,8 +96,8 @@ class ArithmeticVerifier(Options):
     ) -> list[float]:
         """The score after each step of a solution. answers: the text up to each step's end without
         thoughts, which alone states answers; None where all is answer."""
-        wanted = set(numbers_in(last_words(question)))
-        account = _Account(self.neutral, numbers_in(question), stated_operands(question), wanted)
+        targets = set(numbers_in(last_words(question)))
+        account = _Account(self.neutral, numbers_in(question), stated_operands(question), targets)
         scores, pace = list[float](), 1.0
         rest = before = ""  # what may still become an equation; the answer before the step
         stated: str | None = None
@@ -108,8 +108,8 @@ class ArithmeticVerifier(Options):
             complete = complete_length(rest)
             account.add(find_equations(rest[:complete]), self)
             rest = rest[complete:]
-            said = answer.removeprefix(before)
-            if step.strip() and not find_equations(step) and _stated(said) is None:
+            added = answer.removeprefix(before)
+            if step.strip() and not find_equations(step) and _stated(added) is None:
                 pace *= self.idle
             if finished and number == len(steps):
                 account.add(find_equations(rest), self)
@@ -118,7 +118,7 @@ class ArithmeticVerifier(Options):
                 break
             if not answer.startswith(before):
                 stated = None
-            stated = _stated(answer[-len(said) - LOOK_BACK_CHARS :]) or stated
+            stated = _stated(answer[-len(added) - LOOK_BACK_CHARS :]) or stated
             so_far = deepcopy(account)
             so_far.add([e for e in find_equations(rest) if not e.open], self)
             scores.append(pace * so_far.score(stated, finished=False))
@@ -128,23 +128,23 @@ class ArithmeticVerifier(Options):
 
 @dataclass
 class _Account:
-    """What the equations of a solution come to. given: the question's numbers. signs: see
-    `stated_operands`. wanted: those that have to be used. left: how often each number may still be
-    used."""
+    """What the equations of a solution come to. numbers: the question's. signs: see
+    `stated_operands`. targets: those that have to be used. left: how often each number may still be
+    used. sizes: those of the numbers so far."""
 
     sound: float
-    given: list[Fraction]
+    numbers: list[Fraction]
     signs: dict[Fraction, int]
-    wanted: set[Fraction]
+    targets: set[Fraction]
     penalty: float = 1.0
     left: Counter[Fraction] = field(init=False)
-    known: set[Fraction] = field(init=False)
+    sizes: set[Fraction] = field(init=False)
     used: set[Fraction] = field(default_factory=set)
     last: Equation | None = None
 
     def __post_init__(self) -> None:
-        self.left = Counter(self.given)
-        self.known = set(self.given)
+        self.left = Counter(self.numbers)
+        self.sizes = set(self.numbers)
 
     def add(self, equations: Iterable[Equation], weights: ArithmeticVerifier) -> None:
         for equation in equations:
@@ -154,16 +154,16 @@ class _Account:
                 self.penalty *= weights.wrong
             for number in equation.numbers:
                 self._use(number)
-            self.known.add(abs(equation.right))
+            self.sizes.add(abs(equation.right))
             self.left[abs(equation.right)] += 1
             self.last = equation
 
     def _use(self, number: Fraction) -> None:
         size = abs(number)
         against_sign = self.signs.get(size, 0) * (1 if number > 0 else -1) < 0
-        if against_sign or (size not in self.known and size not in _COMMON):
+        if against_sign or (size not in self.sizes and size not in _COMMON):
             self.penalty *= UNFOUNDED
-        elif size in self.known and self.left[size] < 1:
+        elif size in self.sizes and self.left[size] < 1:
             self.penalty *= REUSED
         self.left[size] -= 1
         self.used.add(size)
@@ -175,7 +175,7 @@ class _Account:
             if value is None or self.last is None or value not in (self.last.right, self.last.left):
                 penalty *= INCONSISTENT
             if self.last is not None:
-                penalty *= UNUSED ** len(self.wanted - self.used)
+                penalty *= UNUSED ** len(self.targets - self.used)
         return self.sound * penalty
 
 

@@ -85,8 +85,8 @@ class ConfidenceGatedVerifier(Combined):
         verified = sorted(set(range(len(branches))) - {row for rows in skipped for row in rows})
         if verified:
             chosen = [branches[row] for row in verified]
-            asked = [questions[row] for row in verified]
-            rated = yield from passes_of_rating(self.inner, chosen, asked, backend)
+            texts = [questions[row] for row in verified]
+            rated = yield from passes_of_rating(self.inner, chosen, texts, backend)
             if len(rated) != len(verified):
                 name = type(self.inner).__name__
                 raise VerifierError(

@@ -35,8 +35,8 @@ class Elsewhere(Options):
         super().__post_init__()
         fits = callable(getattr(self.verifier, "rate", None))
         check_kind("verifier", self.verifier, fits, "a verifier, as SelfVerifier()")
-        wanted = "a backend, as ttc.RemoteBackend.connect(...)"
-        check_is("backend", self.backend, Backend, wanted)
+        hint = "a backend, as ttc.RemoteBackend.connect(...)"
+        check_is("backend", self.backend, Backend, hint)
         check_needs(self.verifier, self.backend)
 
     @property

@@ -33,22 +33,24 @@ class Combined(Options, ABC):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return tuple(need for part in self.verifiers() for need in getattr(part, "needs", ()))
+        return tuple(
+            need for verifier in self.verifiers() for need in getattr(verifier, "needs", ())
+        )
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        priced = [part for part in self.verifiers() if isinstance(part, Priced)]
-        return sum(part.price(branches, questions, backend) for part in priced)
+        priced = [verifier for verifier in self.verifiers() if isinstance(verifier, Priced)]
+        return sum(verifier.price(branches, questions, backend) for verifier in priced)
 
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
     ) -> int:
-        asked = parent, question, backend, tokens, count
-        return sum(children_price(part, *asked) for part in self.verifiers())
+        child = question, backend, tokens, count
+        return sum(children_price(verifier, parent, *child) for verifier in self.verifiers())
 
     def released(self, branches: Sequence[Branch]) -> None:
-        for part in self.verifiers():
-            if isinstance(part, Forgets):
-                part.released(branches)
+        for verifier in self.verifiers():
+            if isinstance(verifier, Forgets):
+                verifier.released(branches)
 
 
 @dataclass
@@ -74,21 +76,21 @@ class EnsembleVerifier(Combined):
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = isinstance(self.parts, Sequence) and all(
-            callable(getattr(part, "rate", None)) for part in self.parts
+            callable(getattr(verifier, "rate", None)) for verifier in self.parts
         )
         check_kind("parts", self.parts, fits, "a list of verifiers")
         if self.accuracies is not None:
             check_one_each(len(self.parts), "parts", len(self.accuracies), "accuracies")
 
     def refusals(self) -> Mapping[str, object]:
-        given = self.accuracies
+        accuracies = self.accuracies
         return {
             "an ensemble has no parts; give at least one verifier": not self.parts,
             f"accuracies weigh a mean, and how={self.how!r}; leave one out": (
-                given is not None and self.how != "mean"
+                accuracies is not None and self.how != "mean"
             ),
-            f"no part with accuracies={given} is right more often than wrong, so none has a "
-            "weight; use other parts": given is not None and max(given, default=1) <= 0.5,
+            f"no part with accuracies={accuracies} is right more often than wrong, so none has a "
+            "weight; use other parts": accuracies is not None and max(accuracies, default=1) <= 0.5,
         }
 
     @property
@@ -103,7 +105,9 @@ class EnsembleVerifier(Combined):
 
     @property
     def score_range(self) -> tuple[float, float] | None:
-        ranges = [limits for part in self.parts if (limits := score_range(part)) is not None]
+        ranges = [
+            limits for verifier in self.parts if (limits := score_range(verifier)) is not None
+        ]
         if not ranges:
             return None
         return min(least for least, _ in ranges), max(most for _, most in ranges)
@@ -113,11 +117,11 @@ class EnsembleVerifier(Combined):
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Passes[list[list[float]]]:
         columns = []
-        for part in self.parts:
-            rated = yield from passes_of_rating(part, branches, questions, backend)
+        for verifier in self.parts:
+            rated = yield from passes_of_rating(verifier, branches, questions, backend)
             if len(rated) != len(branches) or not all(len(scores) for scores in rated):
                 raise VerifierError(
-                    f"{type(part).__name__} did not rate all branches ({len(branches)})"
+                    f"{type(verifier).__name__} did not rate all branches ({len(branches)})"
                 )
             columns.append([JOINS[self.steps](scores) for scores in rated])
         return [[self._joined(row)] for row in zip(*columns, strict=True)]

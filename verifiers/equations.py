@@ -135,9 +135,9 @@ def find_equations(text: str) -> list[Equation]:
         for annotation in _ANNOTATION.findall(text)
         for equation in _equations_in(annotation[2:-2])
     ]
-    known = {(e.left, e.right, e.numbers) for e in annotated}
+    seen = {(e.left, e.right, e.numbers) for e in annotated}
     plain = _equations_in(_ANNOTATION.sub("", text))
-    return annotated + [e for e in plain if (e.left, e.right, e.numbers) not in known]
+    return annotated + [e for e in plain if (e.left, e.right, e.numbers) not in seen]
 
 
 def stated_operands(text: str) -> dict[Fraction, int]:
@@ -325,7 +325,7 @@ def _without_words(tokens: Sequence[Token]) -> Expression | None:
                 return None  # two quantities with only words between them
         elif token.kind == "of":
             follows = bool(kept) and before is kept[-1]
-            if following in (*BEGINS, "money") and follows and _is_part(kept):
+            if following in (*BEGINS, "money") and follows and _is_share(kept):
                 kept.append(token)
             elif following in (*BEGINS, "money") and kept and kept[-1].kind in ENDS:
                 return None
@@ -335,7 +335,7 @@ def _without_words(tokens: Sequence[Token]) -> Expression | None:
     return None if value is None else Expression(kept, value)
 
 
-def _is_part(kept: Sequence[Token]) -> bool:
+def _is_share(kept: Sequence[Token]) -> bool:
     is_fraction = len(kept) >= 3 and kept[-2].text == "/"
     return is_fraction or bool(kept and kept[-1].kind in ("percent", "close"))
 

@@ -57,7 +57,7 @@ class LLMJudge(RewardModel):
                 name = type(backend).__name__
                 raise InvalidInput(f"{name} is no engine, whose model could grade; give a model")
             self._parts = backend.model, backend.tokenizer
-            self._known.clear()
+            self._encodings.clear()
         return super().mirror(backend)
 
     def _engine(self, backend: Backend) -> Engine:
@@ -81,9 +81,11 @@ class LLMJudge(RewardModel):
         return self.templated(chat + closing)
 
     def score(self, output: Tensor) -> float:
-        spelt = [(grade, token) for grade in range(self.grades) for token in self._digit(grade + 1)]
-        weights = output[[token for _, token in spelt]].double().softmax(-1).tolist()
-        expected = sum(grade * weight for (grade, _), weight in zip(spelt, weights, strict=True))
+        digits = [
+            (grade, token) for grade in range(self.grades) for token in self._digit(grade + 1)
+        ]
+        weights = output[[token for _, token in digits]].double().softmax(-1).tolist()
+        expected = sum(grade * weight for (grade, _), weight in zip(digits, weights, strict=True))
         return float(expected / (self.grades - 1))
 
     def _digit(self, grade: int) -> list[int]:

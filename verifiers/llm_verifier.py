@@ -56,8 +56,8 @@ class LLMVerifier(SideQuestions):
     ) -> Passes[list[list[float]]]:
         prompts = self._prompts(branches, questions, backend)
         payers = [branch for branch in branches for _ in self.criteria]
-        asked = list(zip(payers, prompts, strict=True))
-        shares = yield from self.answer_shares(backend, asked, ascii_uppercase[: self.grades])
+        requests = list(zip(payers, prompts, strict=True))
+        shares = yield from self.answer_shares(backend, requests, ascii_uppercase[: self.grades])
         grades = [
             sum(place * share for place, share in enumerate(row)) / (self.grades - 1)
             for row in shares
@@ -72,15 +72,15 @@ class LLMVerifier(SideQuestions):
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
     ) -> int:
-        shown = tokens * len(self.criteria)
-        return count * (self.price([parent], [question], backend) + shown)
+        extra = tokens * len(self.criteria)
+        return count * (self.price([parent], [question], backend) + extra)
 
     def _prompts(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[int]]:
         worst, best = ascii_uppercase[0], ascii_uppercase[self.grades - 1]
         return [
-            self.asked(
+            self.question_tokens(
                 GRADE.format(
                     question=question,
                     solution=rated_text(branch, self.thoughts).strip(),

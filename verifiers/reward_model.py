@@ -69,7 +69,7 @@ class RewardModel(Options, ABC):
     _mirror: tuple[ReferenceType[Backend], TreeMirror] | None = field(
         init=False, repr=False, default=None
     )
-    _known: dict[str, list[int]] = field(init=False, repr=False, default_factory=dict)
+    _encodings: dict[str, list[int]] = field(init=False, repr=False, default_factory=dict)
 
     # ---------------------------------------------------------------- of each format
 
@@ -242,11 +242,11 @@ class RewardModel(Options, ABC):
     # ---------------------------------------------------------------- text and tokens
 
     def encode(self, text: str) -> list[int]:
-        if (known := self._known.get(text)) is None:
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.clear()
-            known = self._known[text] = encoded(text, self.tokenizer)
-        return known
+        if (tokens := self._encodings.get(text)) is None:
+            if len(self._encodings) >= MAX_REMEMBERED:
+                self._encodings.clear()
+            tokens = self._encodings[text] = encoded(text, self.tokenizer)
+        return tokens
 
     def single(self, text: str, what: str = "") -> int:
         """The one token of `text`. Raises UnsupportedModel where it takes more, or is unknown.

@@ -206,13 +206,13 @@ class TreeMirror:
         read = []
         for usage, places in by_meter(branch.usage for branch in branches):
             texts = [
-                (layouts[place].whole, self._known(branches[place], layouts[place]))
+                (layouts[place].whole, self._prefix(branches[place], layouts[place]))
                 for place in places
             ]
             read.append((usage, tokens_to_read(texts)))
         return read_by_verifier(read)
 
-    def _known(self, branch: Branch, layout: Layout) -> list[int]:
+    def _prefix(self, branch: Branch, layout: Layout) -> list[int]:
         """The text that was read before it."""
         above = self._above(branch)
         if above is None:

@@ -65,29 +65,29 @@ class SelfVerifier(Options):
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Passes[list[list[float]]]:
-        spelt = spellings(backend, "yes", "no")
-        words = [[[token] for group in spelt for token in group]] * len(branches)
-        exit = None if self.exit is None else replace(self.exit, positive=len(spelt[0]))
+        word_tokens = spellings(backend, "yes", "no")
+        words = [[[token] for group in word_tokens for token in group]] * len(branches)
+        exit = None if self.exit is None else replace(self.exit, positive=len(word_tokens[0]))
         side = list[Branch]()
         try:
-            starts, asked = yield from self._starts(branches, questions, backend, side)
-            rows = yield from backend.score(starts, words, given=asked, exit=exit).passes()
+            starts, suffixes = yield from self._starts(branches, questions, backend, side)
+            rows = yield from backend.score(starts, words, given=suffixes, exit=exit).passes()
         finally:
             backend.release(side)
-        return [shares([logprob for (logprob,) in row], spelt)[:1] for row in rows]
+        return [shares([logprob for (logprob,) in row], word_tokens)[:1] for row in rows]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         if self.fresh:
-            asked = self._prompts(branches, questions, backend)
+            prompts = self._prompts(branches, questions, backend)
         else:
-            asked = self._follow_ups(branches, backend)
-        return sum(len(tokens) + 1 for tokens in asked)
+            prompts = self._follow_ups(branches, backend)
+        return sum(len(tokens) + 1 for tokens in prompts)
 
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
     ) -> int:
-        shown = tokens if self.fresh else 0
-        return count * (self.price([parent], [question], backend) + shown)
+        extra = tokens if self.fresh else 0
+        return count * (self.price([parent], [question], backend) + extra)
 
     def profiles(
         self, branches: Sequence[Branch], questions: Sequence[str], engine: Engine
@@ -97,8 +97,8 @@ class SelfVerifier(Options):
         yes, no = spellings(engine, "yes", "no")
         side = list[Branch]()
         try:
-            starts, asked = all_of(self._starts(branches, questions, engine, side))
-            return layer_profile(engine, starts, asked, [[*yes, *no]] * len(branches), len(yes))
+            starts, suffixes = all_of(self._starts(branches, questions, engine, side))
+            return layer_profile(engine, starts, suffixes, [[*yes, *no]] * len(branches), len(yes))
         finally:
             engine.release(side)
 
@@ -114,19 +114,19 @@ class SelfVerifier(Options):
         """What is asked after which branches. side: gets the new ones among these, which whoever
         asks releases."""
         beginnings: list[list[int] | None] = []  # of new branches
-        asked = []
+        suffixes = []
         if self.fresh:
             prompts = self._prompts(branches, questions, backend)
             for prompt, cut in zip(prompts, _shared_lengths(branches, prompts), strict=True):
                 beginnings.append(prompt[:cut])
-                asked.append(prompt[cut:])
+                suffixes.append(prompt[cut:])
         else:
             template = has_template(backend.tokenizer)
             follow_ups = self._follow_ups(branches, backend)
             for branch, tokens in zip(branches, follow_ups, strict=True):
                 ended = branch.finish_reason == "eos"
                 same = branch.tokens[-1] == tokens[0]  # it has written its turn's end itself
-                asked.append(tokens[1:] if ended and (same or template) else tokens)
+                suffixes.append(tokens[1:] if ended and (same or template) else tokens)
                 otherwise = ended and template and not same
                 beginnings.append([*branch.tokens[:-1], tokens[0]] if otherwise else None)
         starts = list(branches)
@@ -137,18 +137,18 @@ class SelfVerifier(Options):
             yield from task.passes()
             for i, branch in zip(new, side, strict=True):
                 starts[i] = branch
-        return starts, asked
+        return starts, suffixes
 
     def _follow_ups(self, branches: Sequence[Branch], backend: Backend) -> list[list[int]]:
         """What follows each answer: its turn's end, the question, the next turn's start."""
         tokenizer = backend.tokenizer
         if has_template(tokenizer):
-            asked = dict[Thoughts | None, list[int]]()
+            turns = dict[Thoughts | None, list[int]]()
             for thoughts in dict.fromkeys(branch.thoughts for branch in branches):
                 options, closing = without_thought(tokenizer, thoughts)
                 turn = next_turn_text(QUESTION, self.question, tokenizer, options)
-                asked[thoughts] = following(turn + closing, tokenizer)
-            return [asked[branch.thoughts] for branch in branches]
+                turns[thoughts] = following(turn + closing, tokenizer)
+            return [turns[branch.thoughts] for branch in branches]
         text = f" {self.question}\nAnswer:"
         begun = following(text, tokenizer)
         usual = backend.encode(f"\n\n{text[1:]}")

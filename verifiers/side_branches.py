@@ -63,32 +63,32 @@ def reopen(texts: Sequence[Branch]) -> None:
 
 def spellings(backend: Backend, *words: str) -> list[list[int]]:
     """For each word the tokens that spell it alone, in any case, with and without a space."""
-    spelt = []
+    word_tokens = []
     for word in words:
         cases = (word, word.capitalize(), word.upper())
         encoded = [backend.encode(f"{space}{form}") for form in cases for space in ("", " ")]
-        spelt.append(sorted({tokens[0] for tokens in encoded if len(tokens) == 1}))
-        if not spelt[-1]:
+        word_tokens.append(sorted({tokens[0] for tokens in encoded if len(tokens) == 1}))
+        if not word_tokens[-1]:
             raise UnsupportedModel(
                 f"the tokenizer has no single token for {word!r}; use another verifier"
             )
-    return spelt
+    return word_tokens
 
 
 def word_shares(
-    backend: Backend, branches: Sequence[Branch], spelt: Sequence[Sequence[int]]
+    backend: Backend, branches: Sequence[Branch], word_tokens: Sequence[Sequence[int]]
 ) -> Passes[list[list[float]]]:
     """The probability of each word (see `spellings`) among all of them, after each branch."""
-    tokens = [[token] for group in spelt for token in group]
+    tokens = [[token] for group in word_tokens for token in group]
     rows = yield from backend.score(branches, [tokens] * len(branches)).passes()
-    return [shares([logprob for (logprob,) in row], spelt) for row in rows]
+    return [shares([logprob for (logprob,) in row], word_tokens) for row in rows]
 
 
-def shares(logprobs: Sequence[float], spelt: Sequence[Sequence[int]]) -> list[float]:
+def shares(logprobs: Sequence[float], word_tokens: Sequence[Sequence[int]]) -> list[float]:
     highest = max(logprobs)
     weights = [math.exp(logprob - highest) for logprob in logprobs]
     each = iter(weights)
-    return [sum(next(each) for _ in tokens) / sum(weights) for tokens in spelt]
+    return [sum(next(each) for _ in tokens) / sum(weights) for tokens in word_tokens]
 
 
 @contextmanager

@@ -51,7 +51,9 @@ class SideQuestions(Options):
             )
         }
 
-    def asked(self, text: str, backend: Backend, thoughts: Thoughts | None = None) -> list[int]:
+    def question_tokens(
+        self, text: str, backend: Backend, thoughts: Thoughts | None = None
+    ) -> list[int]:
         """A question's tokens, up to where the model writes. thoughts: of the branch that it is
         about."""
         thinks = self.max_tokens > 0
@@ -77,10 +79,10 @@ class SideQuestions(Options):
         """The probability of each word among all of them, for each question: `[question][word]`;
         the mean over the repeats. All of it counts as verifier tokens.
 
-        questions: the branch that pays for each, and its tokens (`asked`). Raises UnsupportedModel
+        questions: the branch that pays for each, and its `question_tokens`. Raises UnsupportedModel
         where a word is no single token.
         """
-        spelt = spellings(backend, *words)
+        word_tokens = spellings(backend, *words)
         payers = [branch for branch, _ in questions]
         with counted_as_verifier(payers):
             prompts = [prompt for _, prompt in questions]
@@ -92,7 +94,7 @@ class SideQuestions(Options):
                     branches = [*branches, *texts]
                     about = [payer.thoughts for payer in payers for _ in range(self.repeats)]
                     yield from self._reason(backend, texts, about)
-                rows = yield from word_shares(backend, texts, spelt)
+                rows = yield from word_shares(backend, texts, word_tokens)
             finally:
                 backend.release(branches)
         count = self.repeats if self.max_tokens else 1
@@ -109,7 +111,7 @@ class SideQuestions(Options):
         own = Thoughts.of_model(backend.tokenizer)
         cues = []
         for text, thoughts in zip(texts, about, strict=True):
-            told = thoughts or own
-            thinks = told is not None and text.thinks(told)
-            cues.append(backend.encode(self._closing(told if thinks else None)))
+            marks = thoughts or own
+            thinks = marks is not None and text.thinks(marks)
+            cues.append(backend.encode(self._closing(marks if thinks else None)))
         yield from backend.extend(texts, cues, purpose="verifier").passes()

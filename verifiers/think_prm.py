@@ -74,8 +74,8 @@ class ThinkPRM(RewardModel):
         return self.one_rating(question, "\n".join(numbered(steps)))
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
-        asked = [{"role": "user", "content": TASK.format(question, "".join(steps))}]
-        return self.templated(self.chat(asked, answer=True) + BEGINNING)
+        messages = [{"role": "user", "content": TASK.format(question, "".join(steps))}]
+        return self.templated(self.chat(messages, answer=True) + BEGINNING)
 
     def score(self, output: Tensor) -> float:
         raise NotImplementedError("no output of the text is read: `rate` asks after a verification")
@@ -110,19 +110,19 @@ class ThinkPRM(RewardModel):
         """Scores of texts, which are released. payers: on whose meters the verifications count."""
         if not texts:
             return []
-        spelt = spellings(engine, "yes", "no")
+        word_tokens = spellings(engine, "yes", "no")
         thoughts: list[Branch] = []
         try:
             with counted_as_verifier(payers):
                 for text in texts:
                     thoughts += engine.fork(text, self.samples)
                 yield from self._write(engine, thoughts)
-                rows = yield from word_shares(engine, thoughts, spelt)
+                rows = yield from word_shares(engine, thoughts, word_tokens)
         finally:
             engine.release([*texts, *thoughts])
         yes = [share for share, _ in rows]
-        parts = [yes[i : i + self.samples] for i in range(0, len(yes), self.samples)]
-        return [sum(part) / self.samples for part in parts]
+        groups = [yes[i : i + self.samples] for i in range(0, len(yes), self.samples)]
+        return [sum(group) / self.samples for group in groups]
 
     def _write(self, engine: Engine, thoughts: Sequence[Branch]) -> Passes[None]:
         """Let the verifications be written, each ended by the question for the verdict."""

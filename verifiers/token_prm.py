@@ -95,8 +95,8 @@ class Format(Options):
             return [self.template]
         if not isinstance(self.template, Sequence):
             return []
-        found = [m.get("content") if isinstance(m, Mapping) else None for m in self.template]
-        return [text for text in found if isinstance(text, str)] if all(found) else []
+        contents = [m.get("content") if isinstance(m, Mapping) else None for m in self.template]
+        return [text for text in contents if isinstance(text, str)] if all(contents) else []
 
     @property
     def _takes_turns(self) -> bool:
@@ -128,13 +128,13 @@ class Format(Options):
         return step.strip()
 
 
-def _labels(name: str, given: Any) -> tuple[str | int, ...]:
-    given = (given,) if isinstance(given, str | int) else given
-    check_is(name, given, Sequence, "a list of tokens, as ['+']")
-    for label in given:
+def _labels(name: str, labels: Any) -> tuple[str | int, ...]:
+    labels = (labels,) if isinstance(labels, str | int) else labels
+    check_is(name, labels, Sequence, "a list of tokens, as ['+']")
+    for label in labels:
         fits = (isinstance(label, str) and label) or (type(label) is int and label >= 0)
         check_kind(f"{name}: {label!r}", label, bool(fits), "a token's text, or an output's number")
-    return tuple(given)
+    return tuple(labels)
 
 
 def _in_order(text: str, first: str, second: str) -> bool:
@@ -144,9 +144,9 @@ def _in_order(text: str, first: str, second: str) -> bool:
 def numbered(steps: Sequence[str], head: str = "Step {number}: ") -> list[str]:
     """Steps with a number before each that has none."""
     begins = re.compile(re.escape(head.rstrip()).replace(r"\{number\}", r"\d+"))
-    known = "{number}" in head
+    has_number = "{number}" in head
     return [
-        step if known and begins.match(step) else head.replace("{number}", str(number)) + step
+        step if has_number and begins.match(step) else head.replace("{number}", str(number)) + step
         for number, step in enumerate(steps, start=1)
     ]
 
@@ -295,10 +295,10 @@ class MarkedSteps(RewardModel):
         each further one is a turn."""
         form = self.format
 
-        def filled(text: str, said: str) -> str:
+        def filled(text: str, content: str) -> str:
             before, here, rest = text.partition("{steps}")
             before = before.replace("{question}", question)
-            return before + said + rest if here else before
+            return before + content + rest if here else before
 
         if isinstance(form.template, str):
             bos = getattr(self.tokenizer, "bos_token", None) or ""

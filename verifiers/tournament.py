@@ -55,10 +55,10 @@ class Tournament(SideQuestions):
             pairs = self.pairs(len(solutions))
             payer = branches[rows[0]]
             prompts = self._prompts(questions[rows[0]], solutions, pairs, backend, payer)
-            asked = [(payer, prompt) for prompt in prompts]
-            if not asked:
+            requests = [(payer, prompt) for prompt in prompts]
+            if not requests:
                 continue
-            shares = yield from self.answer_shares(backend, asked, "AB")
+            shares = yield from self.answer_shares(backend, requests, "AB")
             won: list[list[float]] = [[] for _ in solutions]
             for place, (first, second) in enumerate(pairs):
                 share = (shares[2 * place][0] + shares[2 * place + 1][1]) / 2
@@ -110,5 +110,5 @@ class Tournament(SideQuestions):
                 text = PAIR.format(
                     question=question, a=solutions[a], b=solutions[b], criterion=self.criterion
                 )
-                prompts.append(self.asked(text, backend, about.thoughts))
+                prompts.append(self.question_tokens(text, backend, about.thoughts))
         return prompts

@@ -145,8 +145,8 @@ def test_a_verifier_that_may_think_reads_after_its_thought() -> None:
     backend = Asked(tokenizer)
     thoughts = Thoughts.of(tokenizer)
     assert thoughts is not None
-    assert not thoughts.begun(at_once.asked("Right?", backend))
-    assert thoughts.begun(thinking.asked("Right?", backend))
+    assert not thoughts.begun(at_once.question_tokens("Right?", backend))
+    assert thoughts.begun(thinking.question_tokens("Right?", backend))
 
 
 FOLDER = os.environ.get("TTC_CHAT_TEMPLATES", "")

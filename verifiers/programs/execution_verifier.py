@@ -55,7 +55,7 @@ class ExecutionVerifier(Options):
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Passes[list[list[float]]]:
         check_sandbox()
-        asked = [(program_of(branch), branch.root_id) for branch in branches]
+        programs = [(program_of(branch), branch.root_id) for branch in branches]
         tests = {
             branch.root_id: shown_tests(question, branch.about)
             for question, branch in zip(questions, branches, strict=True)
@@ -69,11 +69,13 @@ class ExecutionVerifier(Options):
             with Functions(program, self.limits) as functions:
                 return float(functions.error is None)
 
-        shares = yield from runs_of_each(share, ((p, root) for p, root in asked if p is not None))
+        shares = yield from runs_of_each(
+            share, ((p, root) for p, root in programs if p is not None)
+        )
         without = [0.0 if branch.finished else self.neutral for branch in branches]
         return [
             [score if program is None else shares[program, root]]
-            for (program, root), score in zip(asked, without, strict=True)
+            for (program, root), score in zip(programs, without, strict=True)
         ]
 
 

@@ -93,8 +93,8 @@ class GenPRM(RewardModel):
         """The tokens of the chat up to the review of the last step."""
         messages = [{"role": "system", "content": SYSTEM}]
         for place, step in enumerate(steps):
-            said = f"{question}\n{step}" if not place else step
-            messages.append({"role": "user", "content": said})
+            content = f"{question}\n{step}" if not place else step
+            messages.append({"role": "user", "content": content})
             before = self._reviews.get((question, tuple(steps[: place + 1])))
             if place < len(steps) - 1 and before is not None:
                 messages.append({"role": "assistant", "content": before.text})
@@ -152,7 +152,7 @@ class GenPRM(RewardModel):
 
     def _review(self, engine: Engine, new: dict[Key, Branch]) -> Passes[dict[Key, Review]]:
         branches = list(new.values())
-        spelt = spellings(engine, "yes", "no")
+        word_tokens = spellings(engine, "yes", "no")
         with counted_as_verifier(branches):
             prompts = [self.closed(*key) for key in new]
             texts = yield from engine.side_branches(branches, prompts).passes()
@@ -161,14 +161,14 @@ class GenPRM(RewardModel):
                 yield from self._give(engine, texts, _missing(END_OF_ANALYSIS, texts), VERIFY)
                 yield from self._check_by_code(engine, list(new), texts)
                 yield from self._give(engine, texts, _missing(OUTPUT, texts), JUDGEMENT)
-                rows = yield from word_shares(engine, texts, spelt)
+                rows = yield from word_shares(engine, texts, word_tokens)
             finally:
                 engine.release(texts)
         reviews = {}
         for key, text, (score, _) in zip(new, texts, rows, strict=True):
-            said = "Yes" if score >= 0.5 else "No"
+            verdict = "Yes" if score >= 0.5 else "No"
             begun = ANALYZE.format(len(key[1]))
-            reviews[key] = Review(f"{begun}{text.text}{said}}}$\n</output>", score)
+            reviews[key] = Review(f"{begun}{text.text}{verdict}}}$\n</output>", score)
         return reviews
 
     def _check_by_code(
@@ -228,7 +228,7 @@ class GenPRM(RewardModel):
         tokens = [self.encode(f"{own}{last}") for own in words]
         if not last:
             room = [max(0, self._room(engine, text)) for text in texts]
-            tokens = [given[:most] for given, most in zip(tokens, room, strict=True)]
+            tokens = [row[:most] for row, most in zip(tokens, room, strict=True)]
         yield from engine.extend(texts, tokens, purpose="verifier").passes()
 
 

@@ -33,7 +33,7 @@ class MBRExec(Agreement):
         return [0.0 if own is None else (outputs.count(own) - 1) / others for own in outputs]
 
     def _outputs(self, tests: Sequence[CallTest], program: str, stop: Event) -> list[Any] | None:
-        given = []
+        values = []
         with Functions(program, self.limits) as functions:
             if functions.error is not None:
                 return None
@@ -41,5 +41,5 @@ class MBRExec(Agreement):
                 outcome = functions.call(test.function, test.arguments)
                 if outcome.error is not None or stop.is_set():
                     return None
-                given.append(outcome.value)
-        return given
+                values.append(outcome.value)
+        return values

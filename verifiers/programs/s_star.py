@@ -62,16 +62,16 @@ class SStar(WrittenTests):
 
     groups: Annotated[int, Ge(2)] = 4
 
-    def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
-        programs = given.programs
-        shown = shown_tests(given.question, given.branch.about)
+    def rate_problem(self, problem: ProblemPrograms) -> Passes[list[float]]:
+        programs = problem.programs
+        tests = shown_tests(problem.question, problem.branch.about)
         verdicts = yield from by_program(
-            lambda program, stop: failures(program, shown, self.limits, stop=stop), programs
+            lambda program, stop: failures(program, tests, self.limits, stop=stop), programs
         )
         shares = [v.count(None) / len(v) if v else 1.0 for v in verdicts]
         best = [place for place, share in enumerate(shares) if share == max(shares)]
-        groups = yield from self._groups([programs[place] for place in best], given.tests)
-        wins = yield from self._wins(given, groups[: self.groups])
+        groups = yield from self._groups([programs[place] for place in best], problem.tests)
+        wins = yield from self._wins(problem, groups[: self.groups])
         scores = [share / 2 for share in shares]
         for members, won in zip(groups, wins, strict=False):
             for place in best:
@@ -85,10 +85,10 @@ class SStar(WrittenTests):
         """Programs by their outputs, the largest group first."""
         groups: list[tuple[list[Outcome], list[str]]] = []
         outputs = yield from by_program(partial(self._run, tests), programs)
-        for program, given in zip(programs, outputs, strict=True):
-            group = next((members for known, members in groups if known == given), None)
+        for program, output in zip(programs, outputs, strict=True):
+            group = next((members for other, members in groups if other == output), None)
             if group is None:
-                groups.append((given, [program]))
+                groups.append((output, [program]))
             else:
                 group.append(program)
         return sorted((members for _, members in groups), key=len, reverse=True)
@@ -102,50 +102,54 @@ class SStar(WrittenTests):
                 outcomes.append(functions.call(test.function, test.arguments))
         return outcomes
 
-    def _wins(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> Passes[list[float]]:
+    def _wins(
+        self, problem: ProblemPrograms, groups: Sequence[Sequence[str]]
+    ) -> Passes[list[float]]:
         if len(groups) < 2:
             return [1.0] * len(groups)
-        duels = yield from self._duels(given, groups)
-        choices = yield from self._choices(given, duels)
+        duels = yield from self._duels(problem, groups)
+        choices = yield from self._choices(problem, duels)
         wins = [0.0] * len(groups)
         for duel, share in zip(duels, choices, strict=True):
             winner = duel.first if share >= 0.5 else duel.second
             wins[winner] += 1 / (len(groups) - 1)
         return wins
 
-    def _duels(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> Passes[list[Duel]]:
+    def _duels(
+        self, problem: ProblemPrograms, groups: Sequence[Sequence[str]]
+    ) -> Passes[list[Duel]]:
         """Each two groups with the first call that tells them apart, the model's before others."""
         pairs = list(combinations(range(len(groups)), 2))
-        name = given.tests[0].function
-        question, backend, payer = given.question, given.backend, given.branch
-        asked = []
+        name = problem.tests[0].function
+        question, backend, payer = problem.question, problem.backend, problem.branch
+        requests = []
         for i, j in pairs:
             text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
-            asked.append((payer, side_tokens(text, backend, thoughts=payer.thoughts)))
-        texts = yield from self.side_texts(backend, asked, 1)
+            requests.append((payer, side_tokens(text, backend, thoughts=payer.thoughts)))
+        texts = yield from self.side_texts(backend, requests, 1)
         duels = []
         for (i, j), (text,) in zip(pairs, texts, strict=True):
-            calls = [*_calls(text, name), *given.tests]
+            calls = [*_calls(text, name), *problem.tests]
             pair = [groups[i][0], groups[j][0]]
             outcomes = yield from by_program(partial(self._run, calls), pair)
-            told = zip(calls, *outcomes, strict=True)
+            rows = zip(calls, *outcomes, strict=True)
             # none where a program depends on the time
-            duels += [Duel(i, j, call, (a, b)) for call, a, b in told if a != b][:1]
+            duels += [Duel(i, j, call, (a, b)) for call, a, b in rows if a != b][:1]
         return duels
 
-    def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> Passes[list[float]]:
-        backend, payer = given.backend, given.branch
+    def _choices(self, problem: ProblemPrograms, duels: Sequence[Duel]) -> Passes[list[float]]:
+        backend, payer = problem.backend, problem.branch
         prompts = []
         for duel in duels:
             call = f"{duel.call.function}({', '.join(map(repr, duel.call.arguments))})"
-            a, b = map(_said, duel.outcomes)
+            a, b = map(_printed, duel.outcomes)
             for first, second in ((a, b), (b, a)):
-                text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
+                text = CHOOSE.format(question=problem.question, call=call, a=first, b=second)
                 prompts.append(side_tokens(text, backend, thoughts=payer.thoughts))
-        spelt = spellings(backend, "A", "B")
+        word_tokens = spellings(backend, "A", "B")
         judges = yield from backend.side_branches([payer] * len(prompts), prompts).passes()
         try:
-            rows = yield from word_shares(backend, judges, spelt)
+            rows = yield from word_shares(backend, judges, word_tokens)
         finally:
             backend.release(judges)
         return [(a + 1 - b) / 2 for (a, _), (b, _) in zip(rows[::2], rows[1::2], strict=True)]
@@ -157,7 +161,7 @@ def _calls(text: str, name: str) -> list[CallTest]:
     return [test for test in tests if isinstance(test, CallTest)]
 
 
-def _said(outcome: Outcome) -> str:
+def _printed(outcome: Outcome) -> str:
     if outcome.error is None:
         text = short_repr(outcome.value, SHOWN_CHARS + 1)
     else:

@@ -78,7 +78,7 @@ class WrittenTests(Options, ABC):
         return Sampling(self.temperature)
 
     @abstractmethod
-    def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
+    def rate_problem(self, problem: ProblemPrograms) -> Passes[list[float]]:
         """The rating of each of the programs."""
 
     @pass_by_pass
@@ -92,11 +92,11 @@ class WrittenTests(Options, ABC):
         for rows in by_problem(branches):
             branch, question = branches[rows[0]], questions[rows[0]]
             own = {row: program for row in rows if (program := programs[row]) is not None}
-            shown = [t for t in shown_tests(question, branch.about) if isinstance(t, CallTest)]
-            tests = [*shown, *self._written.get(branch.root_id, [])]
+            call_tests = [t for t in shown_tests(question, branch.about) if isinstance(t, CallTest)]
+            tests = [*call_tests, *self._written.get(branch.root_id, [])]
             if own:
-                given = ProblemPrograms(branch, question, list(own.values()), tests, backend)
-                ratings = yield from self.rate_problem(given)
+                problem = ProblemPrograms(branch, question, list(own.values()), tests, backend)
+                ratings = yield from self.rate_problem(problem)
                 for row, score in zip(own, ratings, strict=True):
                     scores[row] = [score]
         return scores
@@ -110,16 +110,18 @@ class WrittenTests(Options, ABC):
         programs: Sequence[str | None],
         backend: Backend,
     ) -> Passes[None]:
-        asked: list[tuple[Branch, list[int]]] = []
+        requests: list[tuple[Branch, list[int]]] = []
         called: list[str] = []
         for rows in by_problem(branches):
             first = branches[rows[0]]
             names = Counter(n for row in rows for n in _DEFINED.findall(programs[row] or ""))
             if names and first.root_id not in self._written:
                 called.append(names.most_common(1)[0][0])
-                asked.append((first, self._prompt(questions[rows[0]], called[-1], backend, first)))
-        texts = yield from self.side_texts(backend, asked, self.samples)
-        for (first, _), name, samples in zip(asked, called, texts, strict=True):
+                requests.append(
+                    (first, self._prompt(questions[rows[0]], called[-1], backend, first))
+                )
+        texts = yield from self.side_texts(backend, requests, self.samples)
+        for (first, _), name, samples in zip(requests, called, texts, strict=True):
             tests = [as_test(line.strip()) for text in samples for line in _ASSERTED.findall(text)]
             calls = {repr(t): t for t in tests if isinstance(t, CallTest) and t.function == name}
             self._written[first.root_id] = list(calls.values())
@@ -132,15 +134,15 @@ class WrittenTests(Options, ABC):
         return side_tokens(text, backend, ending, thoughts=about.thoughts)
 
     def side_texts(
-        self, backend: Backend, asked: Sequence[tuple[Branch, list[int]]], samples: int
+        self, backend: Backend, requests: Sequence[tuple[Branch, list[int]]], samples: int
     ) -> Passes[list[list[str]]]:
-        """What the model writes after prompts, `samples` texts for each, as verifier tokens. asked:
-        the branch that pays for each, and the prompt."""
-        if not asked:
+        """What the model writes after prompts, `samples` texts for each, as verifier tokens.
+        requests: the branch that pays for each, and the prompt."""
+        if not requests:
             return []
-        payers = [branch for branch, _ in asked]
+        payers = [branch for branch, _ in requests]
         with counted_as_verifier(payers):
-            prompts = [prompt for _, prompt in asked]
+            prompts = [prompt for _, prompt in requests]
             branches = yield from backend.side_branches(payers, prompts).passes()
             try:
                 rows = [backend.fork(branch, samples) for branch in branches]
@@ -160,8 +162,8 @@ class Agreement(WrittenTests):
         self, programs: Sequence[str], tests: Sequence[CallTest]
     ) -> Passes[list[float]]: ...
 
-    def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
-        return self.agreement(given.programs, given.tests)
+    def rate_problem(self, problem: ProblemPrograms) -> Passes[list[float]]:
+        return self.agreement(problem.programs, problem.tests)
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """That of the tests, which are written once for all programs of a problem."""

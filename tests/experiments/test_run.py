@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 from hydra.errors import HydraException
 
+import experiments.run
 from experiments.run import launch
 from experiments.runs.problem_loop import run
 from experiments.runs.sweep import JobOutcome, Outcomes
@@ -62,7 +63,9 @@ def wait_for_records(file: Path, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     short = [*FAST, "model=hf", f"model.name={save_tiny_model(tmp_path / 'model')}"]
     run_here(tmp_path, *short)
     whole = records(tmp_path, "r")
@@ -73,11 +76,12 @@ def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
     before = file.read_bytes()
     assert before.count(b"\n") == 2
     file.write_bytes(before + b'{"id": "torn')
-    done = finished(job(tmp_path, "run.name=killed", *short), check=True)
+    capsys.readouterr()
+    run_here(tmp_path, *short, "run.name=killed")
     assert file.read_bytes().startswith(before)
     assert records(tmp_path, "killed") == roughly(whole)
     summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
-    assert summary["problems"] == 4 and f"{summary['accuracy']:.1%}" in done.stdout
+    assert summary["problems"] == 4 and f"{summary['accuracy']:.1%}" in capsys.readouterr().out
 
 
 @pytest.mark.few
@@ -107,14 +111,17 @@ def test_a_wrong_setting_is_refused_by_name(
 
 
 @pytest.mark.slow
-def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
-    done = finished(job(tmp_path, "search.beam_size=0"))
-    assert done.returncode == 1 and done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert lines[0].startswith("starting: search.beam_size=0") and lines[-1].startswith(
-        "error: beam_size=0"
-    )
-    assert "Traceback" not in done.stderr and not list(tmp_path.glob("*/config.yaml"))
+def test_an_error_is_one_line_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", job(tmp_path, "search.beam_size=0")[2:])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+    with pytest.raises(SystemExit) as ended:
+        experiments.run.main()
+    error, (said, shown) = str(ended.value.code), reversed(capsys.readouterr())
+    assert error.startswith("error: beam_size=0") and "\n" not in error and shown == ""
+    assert said.startswith("starting: search.beam_size=0") and "Traceback" not in said
+    assert not list(tmp_path.glob("*/config.yaml"))
 
 
 @pytest.mark.slow
@@ -157,14 +164,17 @@ def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path
 
 @pytest.mark.slow
 def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = save_tiny_model(tmp_path / "model")
     arguments = ["model=hf", f"model.name={model}", "dataset.size=3", "dataset.pad_chars=60000"]
     run_here(tmp_path, *arguments)
-    again = finished(job(tmp_path, *arguments, "run.name=r"))
-    assert again.returncode == 1 and "3 of 3 were done already" in again.stderr
-    for told in (capsys.readouterr().out, again.stdout):
+    first = capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", job(tmp_path, *arguments, "run.name=r")[2:])
+    assert launch() == 1
+    again = capsys.readouterr()
+    assert "3 of 3 were done already" in again.err
+    for told in (first.out, again.out):
         assert "3 of 3 problems failed and count as wrong:\n  3 x ContextExceeded: " in told
         assert "run.retry_failed=true" in told and "accuracy            0.0%" in told
 

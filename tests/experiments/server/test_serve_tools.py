@@ -12,6 +12,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 
 import openai
 
@@ -202,8 +203,7 @@ def test_samples_vote_on_what_to_call() -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("opens", [True, False])
-@pytest.mark.parametrize("syntax", CALLS)
+@pytest.mark.parametrize(("syntax", "opens"), zip(CALLS, cycle([True, False])))
 def test_replies_are_the_same_whole_streamed_and_beside_others(syntax: str, opens: bool) -> None:
     """Of a model that writes calls as its template does, whatever serves it."""
     own, model = caller(syntax, opens)

@@ -194,8 +194,9 @@ def seen(result: Result) -> Any:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(2 * len(CALLS)))
+@pytest.mark.parametrize("seed", [n + n % 2 * len(CALLS) for n in range(len(CALLS))])
 def test_calls_are_those_of_each_problem_alone(seed: int) -> None:
+    """Each syntax once, and each search under several policies."""
     a = asked(seed)
     problems = ["Rome?", "Where is it dry for 4 days?", "Oslo or Kyiv?"][: a.problems]
     alone: dict[str, Any] = {}

@@ -42,7 +42,7 @@ SHAPES = [
     (LayerShape(1, 24, 40), 4),
     (LayerShape(1, 80, 16), 7),
 ]
-TREE: Segments = [(70, 0, 4), (300, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4), (9, 4, 6)]
+TREE: Segments = [(70, 0, 4), (150, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4), (9, 4, 6)]
 COUNTS = [3, 1, 40, 2, 1, 9, 12]
 """New tokens of the branches of `TREE`: interpreted kernels are slow, so it is a small one."""
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -65,8 +65,11 @@ def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", LAYERS[::3], ids=str)
-@pytest.mark.parametrize(("shape", "groups"), some_quick(SHAPES, SHAPES[:1]), ids=str)
+@pytest.mark.parametrize(
+    ("shape", "groups", "layer"),
+    [(*shape, layer) for shape, layer in zip(SHAPES, LAYERS, strict=False)],
+    ids=str,
+)
 def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(
     shape: LayerShape, groups: int, layer: Layer
 ) -> None:
@@ -123,8 +126,8 @@ def test_any_tree_is_attended_as_by_softmax(
 @pytest.mark.slow
 @settings(max_examples=examples(6), suppress_health_check=[*HealthCheck])
 @given(
-    st.lists(st.sampled_from([1, 2, 21, 22, 65, 130]), min_size=1, max_size=3),
-    st.lists(st.sampled_from([1, 5, 64, 300]), max_size=2),
+    st.lists(st.sampled_from([1, 2, 21, 22, 65]), min_size=1, max_size=3),
+    st.lists(st.sampled_from([1, 5, 64, 130]), max_size=2),
     st.sampled_from([1, 3, 7, 70]),
     st.sampled_from([(3, 5), (16, 16), (17, 33)]),
     st.sampled_from(SIGHTS),

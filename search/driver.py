@@ -50,7 +50,7 @@ driver and of the searches that ask, each with its request. It is loaded with th
 @contextmanager
 def exits_raised() -> Iterator[None]:
     """sys.exit in a search of a user's would end the process without a word."""
-    with refusing(SystemExit, "code of a search raised {error}", TTCError, said=error_text):
+    with refusing(SystemExit, "code of a search raised {error}", TTCError, words=error_text):
         yield
 
 

@@ -96,7 +96,7 @@ class Rater:
     def _named(self, call: str = "") -> AbstractContextManager[None]:
         """What the verifier's own code raises is told with its name."""
         says = f"{self.name}{call} raised {{error}}"
-        return refusing((Exception, SystemExit), says, VerifierError, said=error_text)
+        return refusing((Exception, SystemExit), says, VerifierError, words=error_text)
 
     def check_product(self, scores: Sequence[Sequence[float]]) -> None:
         """Refuse scores below zero, whose product says how many there are before how good."""

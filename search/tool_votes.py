@@ -9,7 +9,7 @@ from typing import Literal
 from search.selection import C, Sample, Winner, score_weights, vote, whole
 from ttc.protocols import Extract
 from ttc.results import comparable
-from ttc.tool_calls import ToolCall, spelt
+from ttc.tool_calls import ToolCall, call_text
 
 ToolVote = Literal["none", "tool_name", "tool_args", "tool_hierarchical"]
 """What votes for calls count: nothing, the tools' names, the arguments, or first the names and
@@ -39,7 +39,7 @@ def vote_on_calls(
 
     def arguments(candidate: C) -> Hashable:
         return tuple(
-            spelt("", {name: v for name, v in call.arguments.items() if name not in excluded})
+            call_text("", {name: v for name, v in call.arguments.items() if name not in excluded})
             for call in _open(candidate)
         )
 

@@ -362,9 +362,9 @@ class GenerateBatch(Batch):
         while self.added:
             options = next(iter(self.added))
             stop, end, sampling, statistics = options
-            asked = self.added.pop(options)
-            branches = [branch for branch, _ in asked]
-            limits = [limit for _, limit in asked]
+            entries = self.added.pop(options)
+            branches = [branch for branch, _ in entries]
+            limits = [limit for _, limit in entries]
             max_tokens: int | list[int] = limits[0] if len(set(limits)) == 1 else limits
             more = {"statistics": True} if statistics else {}
             # the others' step is lost with it
@@ -377,8 +377,8 @@ class GenerateBatch(Batch):
 
     def withdraw(self, branches: Sequence[Branch]) -> None:
         released = set(branches)
-        for asked in self.added.values():
-            asked[:] = [(branch, limit) for branch, limit in asked if branch not in released]
+        for entries in self.added.values():
+            entries[:] = [(branch, limit) for branch, limit in entries if branch not in released]
 
     def close(self) -> None:
         self.added.clear()

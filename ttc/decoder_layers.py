@@ -23,9 +23,9 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     # not what encodes images
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     lists = [*_lists(decoder), *_lists(model)]
-    for known in (_in_order, _unnumbered):
+    for suits in (_in_order, _unnumbered):
         for layers in (whole[:count] for whole in lists):
-            if count % len(layers) == 0 and known(layers, count):
+            if count % len(layers) == 0 and suits(layers, count):
                 return layers
     raise UnsupportedModel(f"{type(model).__name__} has no list of its {count} decoder layers")
 

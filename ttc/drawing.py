@@ -138,11 +138,11 @@ def _circle(
     x, y = place
     score = "" if node.score is None else f", score {node.score:.3g}"
     by = f" by {node.model}" if node.model else ""
-    told = f"{node.status}, {number_of(node.tokens, 'token')}{by}{score}\n{node.text}"
+    title = f"{node.status}, {number_of(node.tokens, 'token')}{by}{score}\n{node.text}"
     style = _stroke(node, chosen, "#1c2128", 2.5 if chosen else 1)
     colour = "#7a828d" if node.status == "pruned" else "#1c2128"
     return (
-        f"<g><title>{written(told)}</title>"
+        f"<g><title>{written(title)}</title>"
         f'<circle cx="{x:g}" cy="{y:g}" r="{RADIUS}" fill="{_colour(node.score, *span)}" {style}/>'
         f'<text x="{x + 10:g}" y="{y + 3.5:g}" fill="{colour}" stroke="#fff" stroke-width="7" '
         f'paint-order="stroke">{written(label)}</text></g>'

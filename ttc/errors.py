@@ -84,11 +84,11 @@ def refusing(
     error: type[TTCError] = InvalidInput,
     *,
     but: type[TTCError] | tuple[()] = (),
-    said: Callable[[Any], object] = lambda raised: getattr(raised, "strerror", None) or raised,
+    words: Callable[[Any], object] = lambda raised: getattr(raised, "strerror", None) or raised,
 ) -> Iterator[None]:
     """Tell what others raise, as while a file is read, in words of this project.
 
-    message: `{error}` in it is what was `said`, `{kind}` its type. but: errors that stay as they
+    message: `{error}` in it becomes `words` of it, `{kind}` its type. but: errors that stay as they
     are.
     """
     try:
@@ -96,8 +96,8 @@ def refusing(
     except but:
         raise
     except kinds as raised:
-        told = message.replace("{kind}", type(raised).__name__)
-        raise error(told.replace("{error}", str(said(raised)))) from raised
+        text = message.replace("{kind}", type(raised).__name__)
+        raise error(text.replace("{error}", str(words(raised)))) from raised
 
 
 class on_failure:

@@ -43,14 +43,14 @@ def public_names(package: str) -> dict[str, str]:
 def public_classes(folder: str) -> dict[str, str]:
     """Where the classes are that say where to use them, "module:class", by the names of their
     files."""
-    found = {}
+    classes = {}
     for place in getattr(find_spec(folder), "submodule_search_locations", None) or ():
         for file in sorted(Path(place).glob("*.py")):
-            before, said, _ = file.read_text(encoding="utf-8").partition(f"    {WHEN}: ")
+            before, use, _ = file.read_text(encoding="utf-8").partition(f"    {WHEN}: ")
             names = re.findall(r"^class (\w+)", before, re.MULTILINE)
-            if said and names:
-                found[file.stem.removesuffix("_verifier")] = f"{folder}.{file.stem}:{names[-1]}"
-    return found
+            if use and names:
+                classes[file.stem.removesuffix("_verifier")] = f"{folder}.{file.stem}:{names[-1]}"
+    return classes
 
 
 def _folder(package: str) -> Path:

@@ -36,7 +36,7 @@ def origin(error: BaseException) -> str | None:
     that is neither its own nor a library's. None where no frame is, and for errors of this project
     that the user's code raises by itself, whose messages say enough."""
     if isinstance(error, SyntaxError) and error.filename and _whose(error.filename) == "user":
-        return _shown((error.filename, error.lineno or 0))
+        return _text((error.filename, error.lineno or 0))
     if isinstance(error, TTCError) and raised_by_user(error):
         return None
     return _last_of_user(_places(error))
@@ -69,10 +69,10 @@ def _places(error: BaseException) -> list[SourceLine]:
 
 def _last_of_user(places: list[SourceLine]) -> str | None:
     users = [place for place in places if _whose(place[0]) == "user"]
-    return _shown(users[-1]) if users else None
+    return _text(users[-1]) if users else None
 
 
-def _shown(place: SourceLine) -> str:
+def _text(place: SourceLine) -> str:
     """The file as it is called from the current folder, if it lies there."""
     file, line = place
     path, here = Path(file), Path.cwd()

@@ -29,14 +29,14 @@ TABLE = Path(__file__).with_suffix(".toml")
 @cache
 def handled() -> Mapping[str, Mapping[str, str]]:
     """For each kind the names that parts handle, and where: "module:object"."""
-    found: dict[str, dict[str, str]] = {}
+    kinds: dict[str, dict[str, str]] = {}
     for package in PACKAGES:
         spec = find_spec(package)
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             for file in sorted(Path(folder).rglob("part.py")):
                 for kind, places in _listed(file).items():
-                    found.setdefault(kind, {}).update(places)
-    return found
+                    kinds.setdefault(kind, {}).update(places)
+    return kinds
 
 
 def _listed(file: Path) -> dict[str, dict[str, str]]:
@@ -49,10 +49,10 @@ def _listed(file: Path) -> dict[str, dict[str, str]]:
 
 def handler(kind: str, name: str) -> Any:
     """The object that handles this. Raises MissingPart where no part does."""
-    found = find(kind, name)
-    if found is None:
+    value = find(kind, name)
+    if value is None:
         raise missing(f"{kind}={name}")
-    return found
+    return value
 
 
 def find(kind: str, name: str) -> Any:
@@ -80,16 +80,16 @@ def table() -> dict[str, dict[str, list[str]]]:
     return tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
 
-def missing(wanted: str, path: str = "") -> MissingPart:
+def missing(name: str, path: str = "") -> MissingPart:
     """The error for something that a part handles, or a file of a part, that is not here."""
     for part, entry in table().items():
         folders = entry["paths"]
-        if wanted in entry["handles"] or any(path.startswith(folder) for folder in folders if path):
+        if name in entry["handles"] or any(path.startswith(folder) for folder in folders if path):
             return MissingPart(
-                f"{wanted} needs the part {part}, which is not installed; put its folder "
+                f"{name} needs the part {part}, which is not installed; put its folder "
                 f"{folders[0]} back, or install ttc-tree again" + _extra(entry)
             )
-    return MissingPart(f"{wanted} is handled by no part that is installed")
+    return MissingPart(f"{name} is handled by no part that is installed")
 
 
 def _extra(entry: Mapping[str, Any]) -> str:

@@ -64,8 +64,8 @@ class Expand:
     def parents(self) -> list[Branch]:
         """The parent of each child that is asked for, in order."""
         check_is("Expand.n", self.n, Integral | Iterable, "a whole number, or one each")
-        given = [self.n] * len(self.branches) if isinstance(self.n, int | Integral) else self.n
-        counts = [check_whole("Expand.n", count, 0) for count in given]
+        numbers = [self.n] * len(self.branches) if isinstance(self.n, int | Integral) else self.n
+        counts = [check_whole("Expand.n", count, 0) for count in numbers]
         if len(counts) != len(self.branches):
             raise InvalidInput(
                 f"Expand has {number_of(len(self.branches), 'branch', 'branches')} and "

@@ -113,9 +113,9 @@ class Node:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Node:
-        given = _read(values)
-        given["logprobs"] = [_number(logprob) for logprob in given["logprobs"]]
-        return cls(**given)
+        record = _read(values)
+        record["logprobs"] = [_number(logprob) for logprob in record["logprobs"]]
+        return cls(**record)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,21 +187,21 @@ class BranchRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BranchRecord:
-        given = {"thought": "", "answer_text": values["text"], "thinking_tokens": 0}
-        given |= _read(values)
+        record = {"thought": "", "answer_text": values["text"], "thinking_tokens": 0}
+        record |= _read(values)
         for name in ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties"):
-            given[name] = [math.nan if value is None else float(value) for value in given[name]]
-        given["path"] = tuple(given["path"])
-        given["alternatives"] = {
+            record[name] = [math.nan if value is None else float(value) for value in record[name]]
+        record["path"] = tuple(record["path"])
+        record["alternatives"] = {
             int(place): [(int(token), float(logprob)) for token, logprob in pairs]
-            for place, pairs in given.get("alternatives", {}).items()
+            for place, pairs in record.get("alternatives", {}).items()
         }
-        if given["substituted"] is not None:
-            stands_for = given["substituted"]
-            given["substituted"] = Substitution(
+        if record["substituted"] is not None:
+            stands_for = record["substituted"]
+            record["substituted"] = Substitution(
                 stands_for["prompt"], float(stands_for["similarity"])
             )
-        return cls(**given)
+        return cls(**record)
 
     def __repr__(self) -> str:
         state = f"finish_reason={self.finish_reason}, score={self.score}"
@@ -360,11 +360,11 @@ def _written(record: Node | BranchRecord) -> dict[str, Any]:
 
 
 def _read(values: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(values)
-    given["score"] = _number(given["score"])
-    given["step_scores"] = [float(score) for score in given["step_scores"]]
-    given["tool_calls"] = [_tool_call(call) for call in given.get("tool_calls", ())]
-    return given
+    record = dict(values)
+    record["score"] = _number(record["score"])
+    record["step_scores"] = [float(score) for score in record["step_scores"]]
+    record["tool_calls"] = [_tool_call(call) for call in record.get("tool_calls", ())]
+    return record
 
 
 def _number(value: Any) -> float | None:

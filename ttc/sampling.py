@@ -248,14 +248,14 @@ def read_draws(
     columns: those of the draws on the host (`columns_on_host`), None to bring them there now.
     Raises what `draw` raises.
     """
-    found = []
+    draws = []
     for draw, its_columns in zip(queued, columns or columns_on_host(queued), strict=True):
         if (its_columns[0] < 0).any():
             draw.drawn_again = True
             its_columns = _drawn_again(draw, its_columns)
         tokens, *figures = its_columns.tolist()
-        found.append(Draws([int(token) for token in tokens], *figures))
-    return found
+        draws.append(Draws([int(token) for token in tokens], *figures))
+    return draws
 
 
 def columns_on_host(queued: Sequence[QueuedDraw]) -> list[np.ndarray]:
@@ -331,13 +331,13 @@ def padded(texts: Sequence[np.ndarray], device: torch.device) -> Tensor:
 def penalised(scores: Tensor, ids: Tensor, penalty: float) -> Tensor:
     """Scores (rows, vocab) with a repetition penalty on the tokens of `ids` (rows, longest), in
     place. What is no token is passed over."""
-    known = (ids >= 0) & (ids < scores.shape[-1])
+    valid = (ids >= 0) & (ids < scores.shape[-1])
     # what is no token becomes another token of the row, which gets the same value twice
-    another = ids.masked_fill(~known, NO_TOKEN).amax(1, keepdim=True).clamp_min(0)
-    places = torch.where(known, ids, another)
+    another = ids.masked_fill(~valid, NO_TOKEN).amax(1, keepdim=True).clamp_min(0)
+    places = torch.where(valid, ids, another)
     before = scores.gather(1, places)
     after = torch.where(before < 0, before * penalty, before / penalty)
-    kept = torch.where(known.any(1, keepdim=True), after, before)
+    kept = torch.where(valid.any(1, keepdim=True), after, before)
     return scores.scatter_(1, places, kept)
 
 

@@ -54,11 +54,11 @@ def openmp_function(name: str) -> int:
     """
     for library in (None, torch._C.__file__):
         try:
-            found = function_address(ctypes.CDLL(library), name)
+            address = function_address(ctypes.CDLL(library), name)
         except (TypeError, OSError):
             continue
-        if found:
-            return found
+        if address:
+            return address
     return 0
 
 

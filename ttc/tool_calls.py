@@ -21,7 +21,7 @@ class Written(NamedTuple):
 
     @property
     def key(self) -> str:
-        return spelt(self.name, self.arguments)
+        return call_text(self.name, self.arguments)
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class ToolCall:
 
     @property
     def key(self) -> str:
-        return spelt(self.name, self.arguments)
+        return call_text(self.name, self.arguments)
 
 
-def spelt(name: str, arguments: Mapping[str, Any]) -> str:
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({json.dumps(arguments, sort_keys=True, ensure_ascii=False, default=str)})"
 
 

@@ -92,7 +92,7 @@ def distinct(usages: Iterable[Usage]) -> list[Usage]:
 
 def by_meter(usages: Iterable[Usage]) -> list[tuple[Usage, list[int]]]:
     """Each meter once, with its places among these."""
-    found: dict[int, tuple[Usage, list[int]]] = {}
+    meters: dict[int, tuple[Usage, list[int]]] = {}
     for place, usage in enumerate(usages):
-        found.setdefault(id(usage), (usage, []))[1].append(place)
-    return list(found.values())
+        meters.setdefault(id(usage), (usage, []))[1].append(place)
+    return list(meters.values())

@@ -132,7 +132,7 @@ class ValueHead(RewardModel):
         with refusing(
             (ValueError, KeyError, TypeError),
             f"{file} is no file of ValueHead.save: {{error}}",
-            said=repr,
+            words=repr,
         ):
             settings = json.loads(file.read_text(encoding="utf-8"))
             base = settings["base"]

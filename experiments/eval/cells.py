@@ -38,7 +38,7 @@ def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
     configs = []
     data_sets = list[DictConfig]()  # each is read once
     for cell in cells:
-        with refusing((Exception, SystemExit), f"the cell {cell.name}: {{error}}", said=explained):
+        with refusing((Exception, SystemExit), f"the cell {cell.name}: {{error}}", words=explained):
             config = composed(cell.overrides)
             values = checked(config)
             if values.dataset.path is not None and values.dataset not in data_sets:

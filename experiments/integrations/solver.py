@@ -207,7 +207,7 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
     overrides = [
         f"{name}={as_override(value) if '.' in name else value}" for name, value in given.items()
     ]
-    with refusing((Exception, SystemExit), "{error}", said=explained):
+    with refusing((Exception, SystemExit), "{error}", words=explained):
         config = composed(overrides)
         if missing := sorted(OmegaConf.missing_keys(config)):
             raise InvalidInput(f"{' and '.join(missing)} must be given")

@@ -153,4 +153,4 @@ def _named(key: str, path: str, given: str) -> AbstractContextManager[None]:
         return f"{error}, for {given}{at(origin(error))}"
 
     raised = f"{key}={path} raised {{kind}}: {{error}}"
-    return refusing((Exception, SystemExit), raised, said=said)
+    return refusing((Exception, SystemExit), raised, words=said)

@@ -104,7 +104,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     """A run's config.yaml. Raises InvalidInput for one that is damaged."""
     damaged = f"{file} is damaged: {{error}}; restore it"
     # what YAML's and OmegaConf's readers raise has no common class
-    with refusing(Exception, damaged, but=InvalidInput, said=_first_line):
+    with refusing(Exception, damaged, but=InvalidInput, words=_first_line):
         with _reading(file):
             text = file.read_text(encoding="utf-8")
         refuse_bombs(file, text)

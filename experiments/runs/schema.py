@@ -204,7 +204,7 @@ def register() -> None:
                 (OmegaConfBaseException, NameError),
                 f"{target.__module__}.{target.__name__} has a setting that cannot be read: "
                 "{error}; give it a plain hint and default",
-                said=lambda error: str(error).partition("\n")[0],
+                words=lambda error: str(error).partition("\n")[0],
             ):
                 node = schema_of(target)
                 store.store(group=group, name=f"{name}_schema", node=node)

@@ -137,14 +137,14 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
         return []
     windows: list[_Window] = []
     # places of those that more stands in the tree of: they leave after the probe
-    known = set[int]()
+    longer = set[int]()
     for place, child in enumerate(others):
         common = common_prefix(root.tokens, child.tokens[:-1])
         leaf = runtime.tree.find(runtime.tree.trunk, child.tokens[:common])
         runtime.tree.move(child, leaf)
         child.usage.shared_tokens += leaf.end
         if runtime.tree.find(leaf, child.tokens[leaf.end : -1]) is not leaf:
-            known.add(place)
+            longer.add(place)
         # the last token is not computed in a prefill, so it is not compared either
         slices = compared(root.tokens[:-1], child.tokens[:-1], sharing.pooling)
         windows.append(_Window(*slices, leaf.end))
@@ -152,7 +152,7 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
     runs = [child.tokens[child.leaf.end : -1] for child in others]
     similar: list[tuple[Branch, float]] = []
     for chosen in batches(runtime, others, runs, together=False):
-        also = {n for n, i in enumerate(chosen) if i in known}
+        also = {n for n, i in enumerate(chosen) if i in longer}
         of = [others[i] for i in chosen]
         with one_pass(runtime, of, [runs[i] for i in chosen]) as (packed, paths):
             of_pass = [windows[chosen[n]] for n in packed.order]
@@ -164,7 +164,7 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
                 child = others[i]
                 if sigma >= sharing.tau:
                     similar.append((child, sigma))
-                if sigma >= sharing.tau or i in known:
+                if sigma >= sharing.tau or i in longer:
                     child.usage.probe_layer_rows += len(runs[i]) * sharing.probe_layers
                 else:
                     runtime.tree.move(child, paths[n].leaf)

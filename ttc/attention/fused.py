@@ -74,5 +74,5 @@ def fused_attention(
 
 @cache
 def _attention_on(device: str) -> Callable[..., FusedAttention | None] | None:
-    found: Callable[..., FusedAttention | None] | None = find("attention", device)
-    return found
+    attention: Callable[..., FusedAttention | None] | None = find("attention", device)
+    return attention

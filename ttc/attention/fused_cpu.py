@@ -143,10 +143,10 @@ class CompiledAttention:
             buffers = self._allocate(threads, kv_heads, groups, dim, value_dim)
         new_at = (0,) * 6 if new is None else (*_strided(new[0]), *_strided(new[1]))
         index = layer.index
-        known = index < len(self.layer_addresses)
+        stored = index < len(self.layer_addresses)
         P[:-2] = (
             counters.ctypes.data, COUNTERS_APART, *buffers[0],
-            self.layer_addresses[index] if known else 0,
+            self.layer_addresses[index] if stored else 0,
             q.data_ptr(), *q.stride()[:3],
             out.data_ptr(), out.stride(0) * out.itemsize, out.dtype == torch.bfloat16,
             lse.data_ptr(),

@@ -77,10 +77,10 @@ def private_pieces(
     paths: Sequence[Sequence[Segment]], counts: Sequence[int], ends: Sequence[int]
 ) -> list[Piece]:
     """Like `pieces`, but nothing is shared: each path has its own."""
-    found = []
+    private = []
     row = 0
     for path, rows, end in zip(paths, counts, ends, strict=True):
         its = pieces([path], [rows], [end])
-        found += [replace(piece, rows=slice(row, row + rows)) for piece in its]
+        private += [replace(piece, rows=slice(row, row + rows)) for piece in its]
         row += rows
-    return found
+    return private

@@ -355,13 +355,13 @@ def by_view(
     layer: Layer, views: Sequence[tuple[slice, View]], kv_heads: int
 ) -> list[tuple[slice, Layer]]:
     """All KV heads of a layer in runs, and what each of these sees."""
-    found = []
+    layers = []
     first = 0
     for heads, view in views:
         if first < heads.start:
-            found.append((slice(first, heads.start), layer))
-        found.append((heads, view.of(layer)))
+            layers.append((slice(first, heads.start), layer))
+        layers.append((heads, view.of(layer)))
         first = heads.stop
     if first < kv_heads:
-        found.append((slice(first, kv_heads), layer))
-    return found
+        layers.append((slice(first, kv_heads), layer))
+    return layers

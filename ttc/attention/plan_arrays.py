@@ -146,14 +146,14 @@ class PlanArrays:
         """The ranges of rows that attend the same, or are a run, (ranges, 2), as they first come;
         the entries, range after range; and how many of them each range has."""
         spans = [(entry.rows.start, entry.rows.stop) for entry in self.entries]
-        given = np.array([*spans, *runs], np.int64).reshape(-1, 2)
-        read = np.flatnonzero(given[:, 0] < given[:, 1])  # others' rows have left the pass
-        given = given[read]
+        bounds = np.array([*spans, *runs], np.int64).reshape(-1, 2)
+        read = np.flatnonzero(bounds[:, 0] < bounds[:, 1])  # others' rows have left the pass
+        bounds = bounds[read]
         read = read[read < len(spans)]
-        _, at, inverse = np.unique(self._numbers(given), return_index=True, return_inverse=True)
+        _, at, inverse = np.unique(self._numbers(bounds), return_index=True, return_inverse=True)
         places = at.argsort()
         of = places.argsort()[inverse][: len(read)]
-        ranges, order = given[at[places]], read[of.argsort(kind="stable")]
+        ranges, order = bounds[at[places]], read[of.argsort(kind="stable")]
         counts = np.bincount(of, minlength=len(ranges))
         if self.cut.short_keys:
             ends = counts.cumsum()

@@ -209,16 +209,16 @@ def mini_batches(
         batch = list[tuple[int, int]]()
         kept = act = kv = 0
         least = inf
-        taken = Counter[tuple[int, int]]()
+        counts = Counter[tuple[int, int]]()
         while True:
-            untaken = [one for one, alike in left.items() if taken[one] < len(alike)]
+            untaken = [one for one, alike in left.items() if counts[one] < len(alike)]
             fitting = [one for one in untaken if act + kv + sum(one) <= limit]
             if not fitting:
                 break
             ways = [(imbalance(act + one[0], kv + one[1], kv_gen, load_kv), one) for one in fitting]
             f_b, request = min(ways, key=lambda way: way[0])
             batch.append(request)
-            taken[request] += 1
+            counts[request] += 1
             act += request[0]
             kv += request[1]
             least = min(least, f_b)

@@ -131,20 +131,20 @@ def _at_group(rates: SpeedTable, rows: int, group: float) -> float:
 
 
 def _at(rates: SpeedTable, rows: float) -> float:
-    known = sorted(rates)
-    if rows <= known[0]:
-        return rates[known[0]]
-    for low, high in pairwise(known):
+    counts = sorted(rates)
+    if rows <= counts[0]:
+        return rates[counts[0]]
+    for low, high in pairwise(counts):
         if rows <= high:
             part = log(rows / low) / log(high / low)
             return float(rates[low] * (rates[high] / rates[low]) ** part)
-    return rates[known[-1]]
+    return rates[counts[-1]]
 
 
 def _between(values: Mapping[int, float], rows: float) -> float:
     """As `_at`, of values that may be 0: on the line through them, by the logarithm of rows."""
-    known = sorted(values)
-    for low, high in pairwise(known):
+    counts = sorted(values)
+    for low, high in pairwise(counts):
         if low <= rows <= high:
             return values[low] + (values[high] - values[low]) * log(rows / low) / log(high / low)
-    return values[known[0] if rows < known[0] else known[-1]]
+    return values[counts[0] if rows < counts[0] else counts[-1]]

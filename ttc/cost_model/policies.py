@@ -252,8 +252,8 @@ def _reads(
 ) -> list[StreamedRead | None]:
     """What each layer reads, with `tail` tokens that each branch has written in this step; at once,
     or piece by piece."""
-    asked = cache.search, branches, shared, own, tail, by_piece
-    return [_read(block, *asked) for block in cache.blocks]
+    arguments = cache.search, branches, shared, own, tail, by_piece
+    return [_read(block, *arguments) for block in cache.blocks]
 
 
 def _read(

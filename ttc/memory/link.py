@@ -248,20 +248,20 @@ class Queue:
         return event
 
     def _slowly(
-        self, parts: Sequence[Copies], cause: str, after: Sequence[Transfer], asked: float
+        self, parts: Sequence[Copies], cause: str, after: Sequence[Transfer], begin: float
     ) -> None:
         """Copy part by part, each ending when a link that began as soon as it was free would.
-        asked: when it was to begin at first."""
+        begin: when it was to begin at first."""
         waits = not all(transfer.done for transfer in after)
         for transfer in after:
             transfer.result()
-        asked = time.perf_counter() if waits else asked
+        begin = time.perf_counter() if waits else begin
         for number, copies in enumerate(parts):
             if number and self.worker is not None:
                 self.worker.make_way()
             assert self.link.gbps is not None
             nbytes = _nbytes(copies)
-            start = max(asked, self.free_at)
+            start = max(begin, self.free_at)
             self.copy(copies)
             # what a thread is late by is made up for
             self.free_at = start + nbytes / (self.link.gbps * 1e9)

@@ -310,14 +310,14 @@ class Memory(Tiers):
         """Move KV over a link that carries weights, too, whose placement gives it `gbps`; before
         anything is allocated. Raises InvalidInput where the memory policy gives it another speed.
         """
-        given = self.link.gbps
-        if given is not None and gbps is not None and given != gbps:
+        speed = self.link.gbps
+        if speed is not None and gbps is not None and speed != gbps:
             raise InvalidInput(
-                f"memory.link_gbps={given} and placement.link_gbps={gbps} are the speed of one "
+                f"memory.link_gbps={speed} and placement.link_gbps={gbps} are the speed of one "
                 "link; give the same number, or one of them"
             )
         self.link = link
-        link.gbps = given if gbps is None else gbps
+        link.gbps = speed if gbps is None else gbps
 
     def reserve(self, elements: int) -> Tensor:
         """A device buffer for KV in transit; `unreserve` gives it back."""

@@ -136,7 +136,7 @@ class _Passes:
             f"its recurrent layers give something else when they go {how} than in one run over a "
             "sequence ({error})",
             UnsupportedModel,
-            said=lambda error: str(error).partition(" when branches")[0],
+            words=lambda error: str(error).partition(" when branches")[0],
         ):
             with self.recurrent.running(batches):
                 result = self.check.replay(self.calls, rows, [*range(len(places))], spans)

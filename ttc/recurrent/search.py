@@ -36,7 +36,7 @@ class _WatchedCache(DynamicCache):
     def __init__(self, config: Any):
         super().__init__(config=config)
         self.running: list[nn.Module] = []
-        self.asked: dict[nn.Module, None] = {}
+        self.stateful: dict[nn.Module, None] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -56,7 +56,7 @@ class _WatchedCache(DynamicCache):
 
 def _noted(name: str) -> Any:
     def noted(self: _WatchedCache, *args: Any, **kwargs: Any) -> Any:
-        self.asked[self.running[-1]] = None
+        self.stateful[self.running[-1]] = None
         return getattr(super(_WatchedCache, self), name)(*args, **kwargs)
 
     return noted
@@ -108,4 +108,4 @@ def find_recurrent(model: Any, ids: Tensor) -> RecurrentLayers | None:
             watched.callback(module.register_forward_pre_hook(begins).remove)
             watched.callback(module.register_forward_hook(ends, always_call=True).remove)
         model(input_ids=ids[:, :FIND_TOKENS], use_cache=True, **{name: cache})
-    return RecurrentLayers(list(cache.asked), counts) if cache.asked else None
+    return RecurrentLayers(list(cache.stateful), counts) if cache.stateful else None

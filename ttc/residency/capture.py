@@ -63,7 +63,7 @@ class Capture(Offloading):
     measure: Callable[[int, int, int], CaptureTimes] | None = field(
         init=False, repr=False, compare=False, default=None
     )
-    given: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
+    _times: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
     """Times that are given, not measured."""
     acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
     """The layers that ACT blocks keep as activations."""
@@ -109,12 +109,17 @@ class Capture(Offloading):
 
     @times.setter
     def times(self, times: CaptureTimes) -> None:
-        self.given = times
+        self._times = times
 
     def times_at(self, tokens: int) -> CaptureTimes | None:
-        if self.given is None and self.acts and self.act_share is None and self.measure is not None:
+        if (
+            self._times is None
+            and self.acts
+            and self.act_share is None
+            and self.measure is not None
+        ):
             return self.measure(min(self.acts), self.rows, tokens)
-        return self.given
+        return self._times
 
     # ---------------------------------------------------------------- which blocks
 
@@ -162,9 +167,9 @@ class Capture(Offloading):
         stays within a block of the ratio either way, the blocks of all branches decide."""
         if not self.acts:
             return False
-        held = {s: bool(s.storage.acts or s.storage.inputs) for s in path}
+        acts = {s: bool(s.storage.acts or s.storage.inputs) for s in path}
         act_req, kv_req = (
-            sum(len(s.tokens) for s, act in held.items() if act == kind) for kind in (True, False)
+            sum(len(s.tokens) for s, act in acts.items() if act == kind) for kind in (True, False)
         )
         near, far, kv = self.counts()
         act_all, kv_all = self.allocation(max(self.expected, near + far + kv + tokens))
@@ -242,7 +247,7 @@ class Capture(Offloading):
     def trial(self) -> Iterator[Self]:
         times = self.times  # measured before, for within nothing is computed
         with super().trial() as policy:
-            policy.given = times
+            policy._times = times
             yield policy
 
     def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
@@ -303,7 +308,7 @@ class Capture(Offloading):
             return CaptureReader(memory, units, reads, prefetch, regenerate=self.regenerate)
 
     def mini_batch_units(self, reads: Reads, most: int) -> list[Fetch]:
-        known: dict[tuple[bool, tuple[int, ...]], list[list[int]]] = {}
+        batches: dict[tuple[bool, tuple[int, ...]], list[list[int]]] = {}
         units: list[Fetch] = []
         for layer, shape in enumerate(self.memory.shapes):
             absent = tuple(
@@ -312,9 +317,9 @@ class Capture(Offloading):
                 if piece.kv.readable(layer) is None and reads.sees(shape, piece)
             )
             key = layer in self.acts, absent
-            if key not in known:
-                known[key] = self.mini_batches(reads, layer, absent, most)
-            units += [Fetch(layer, slice(None), tuple(batch)) for batch in known[key]]
+            if key not in batches:
+                batches[key] = self.mini_batches(reads, layer, absent, most)
+            units += [Fetch(layer, slice(None), tuple(batch)) for batch in batches[key]]
         return units
 
     def mini_batches(
@@ -330,12 +335,12 @@ class Capture(Offloading):
         if self.balanced and act and kv:
             batches = mini_batches(requests, most, Line(1 / act), Line(1 / kv))
             return [[absent[number] for number in batch] for batch in batches]
-        taken: list[list[int]] = []
+        groups: list[list[int]] = []
         room = 0
         for number, piece in zip(absent, pieces, strict=True):
             if piece.length > room:
-                taken.append([])
+                groups.append([])
                 room = most
-            taken[-1].append(number)
+            groups[-1].append(number)
             room -= piece.length
-        return taken
+        return groups

@@ -56,17 +56,17 @@ class PrivateCopies:
         """Of each path a copy with all layers that it sees, and what it has written since."""
         left = list(self.here)
         positions = dict(zip(accumulate(counts, initial=0), ends, strict=False))  # by first rows
-        found = []
+        pieces = []
         for piece in private_pieces(paths, counts, ends):
             position = positions[piece.rows.start]
             own = self._copy_of(piece, position, left)
             if own is not None:
                 left.remove(own)
-                found.append(Piece(own[1], 0, own[1].filled, piece.rows))
+                pieces.append(Piece(own[1], 0, own[1].filled, piece.rows))
             first = piece.first if own is None else own[0][2]
             if first < (end := piece.first + piece.length):
-                found.append(Piece(piece.kv, first, end - first, piece.rows))
-        return found
+                pieces.append(Piece(piece.kv, first, end - first, piece.rows))
+        return pieces
 
     def _copy_of(self, piece: Piece, position: int, left: Copied) -> tuple[Stretch, Storage] | None:
         """The longest copy of a piece with all layers that a row sees, and of these the one with

@@ -75,21 +75,21 @@ class DraftModel(Draft):
                 draft.key = branches[place].key
                 self._replace(branches[place], draft)
             for sampling in dict.fromkeys(samplings[place] for place in places):
-                asked = [place for place in places if samplings[place] == sampling]
-                drafts = [self._drafts[branches[place]] for place in asked]
-                limits = [counts[place] for place in asked]
+                alike = [place for place in places if samplings[place] == sampling]
+                drafts = [self._drafts[branches[place]] for place in alike]
+                limits = [counts[place] for place in alike]
                 self.model.generate(drafts, limits, sampling=sampling)
         except TTCError:
             return [[] for _ in branches]
         return [
-            list(takewhile(self._known, self._drafts[branch].generated)) if count else []
+            list(takewhile(self._in_vocabulary, self._drafts[branch].generated)) if count else []
             for branch, count in zip(branches, counts, strict=True)
         ]
 
     def released(self, branches: Iterable[Branch]) -> None:
         self._let_go()
 
-    def _known(self, token: int) -> bool:
+    def _in_vocabulary(self, token: int) -> bool:
         return token < self._vocabulary
 
     def _replace(self, branch: Branch, draft: Branch) -> None:

@@ -253,7 +253,7 @@ def _applied(
         instead = f"choose one of several chat templates ({name}), or {way_out}"
     refuses = f"the chat template refuses these messages: {{error}}; {instead}"
     # a template can make Python raise anything
-    with refusing(Exception, refuses, but=InvalidInput, said=reason):
+    with refusing(Exception, refuses, but=InvalidInput, words=reason):
         return limited(written, TEMPLATE_S, "the chat template", way_out)
 
 

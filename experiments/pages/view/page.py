@@ -14,7 +14,7 @@ from experiments.runs.reading import check_whole
 from experiments.runs.records import chosen_branch
 from experiments.runs.summary import approximations_by_settings, failed, seconds_at_work, summarise
 from ttc.errors import InvalidInput
-from ttc.tool_calls import spelt
+from ttc.tool_calls import call_text
 
 TEMPLATE = Path(__file__).with_name("page.html")
 BARS = 20
@@ -130,7 +130,7 @@ def _node(node: dict[str, Any], branch: dict[str, Any] | None) -> dict[str, Any]
 
 def _call(call: dict[str, Any]) -> str:
     said = "(left to the caller)" if call.get("answer") is None else call["answer"]
-    return f"{spelt(call['name'], call.get('arguments', {}))}\n{said}"
+    return f"{call_text(call['name'], call.get('arguments', {}))}\n{said}"
 
 
 def _natural(record: dict[str, Any]) -> list[tuple[int, str]]:

@@ -79,7 +79,7 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     fails = f"{name} cannot run over the engine's attention: {{kind}}: {{error}}{WAY_OUT}"
     with (
         refusing(Exception, fails, UnsupportedModel, but=UnsupportedModel),
-        refusing(UnsupportedModel, f"{name} cannot be {{error}}", UnsupportedModel, said=why),
+        refusing(UnsupportedModel, f"{name} cannot be {{error}}", UnsupportedModel, words=why),
     ):
         layout = ModelCheck(model).run()
     install(model)

@@ -62,7 +62,7 @@ def opened(
 
         failed = f"cannot load the model {name!r}: {{error}}"
         with (
-            refusing(Exception, "{error}", UnsupportedModel, but=TTCError, said=reason),
+            refusing(Exception, "{error}", UnsupportedModel, but=TTCError, words=reason),
             refusing(UnsupportedModel, failed, UnsupportedModel),
         ):
             yield source, options

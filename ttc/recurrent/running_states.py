@@ -16,14 +16,14 @@ class RunningStates:
     place.
 
     A branch's state is copied there from the segment that it stands on. The place of a branch that
-    leaves is taken by the last one.
+    leaves, None until then, is taken by the last one.
     """
 
     def __init__(self, runtime: Runtime):
         self.residency = runtime.residency
         self.memory = runtime.memory.states
         self.tree = runtime.tree
-        self.branches: list[Branch] = []
+        self.branches: list[Branch | None] = []
         self.buffer: Tensors = {}
         self.places = 0
         self.batch: StateBatch | None = None
@@ -49,7 +49,7 @@ class RunningStates:
         states = [last_state(branch.leaf).state for branch in joining]
         self.memory.load(states, self.buffer, len(self.branches))
         self.branches += joining
-        rows = torch.tensor([[branches.index(branch)] for branch in self.branches])
+        rows = torch.tensor([[branches.index(branch)] for branch in self.branches if branch])
         tensors = {part: tensor[: len(rows)] for part, tensor in self.buffer.items()}
         self.batch = StateBatch(rows, tensors)
         return self.batch
@@ -57,7 +57,9 @@ class RunningStates:
     def note_opening(self, opening: Callable[[Branch], int]) -> None:
         """A token is about to be computed. opening: see `Segment`."""
         assert self.batch is not None
-        self.batch.in_opening = [len(branch.tokens) <= opening(branch) for branch in self.branches]
+        self.batch.in_opening = [
+            branch is not None and len(branch.tokens) <= opening(branch) for branch in self.branches
+        ]
 
     def leave(self, branch: Branch) -> State:
         """Keep a copy of a branch's state. Raises RuntimeError when a pass broke off, so that it is
@@ -68,6 +70,11 @@ class RunningStates:
             self.batch.tensors, self.branches.index(branch), self.residency.state_on_device()
         )
 
+    def forget(self, branch: Branch) -> None:
+        """A branch leaves. It may come back with another state, which it has got meanwhile."""
+        if branch in self.branches:
+            self.branches[self.branches.index(branch)] = None
+
     def clear(self) -> None:
         self.memory.give(self.places)
         self.places = 0
@@ -75,7 +82,7 @@ class RunningStates:
         self.buffer = {}
         self.batch = None
 
-    def _remove(self, branch: Branch) -> None:
+    def _remove(self, branch: Branch | None) -> None:
         place = self.branches.index(branch)
         last = self.branches.pop()
         if last is not branch:

@@ -100,6 +100,7 @@ class Writing:
         if branch.leaf.state is None:
             with suppress(OutOfMemory, RuntimeError):
                 tree.keep_state(branch.leaf, states.leave(branch), branch.prompt_length)
+        states.forget(branch)
         tree.move(branch, tree.last_state(branch.leaf))
 
     def check(self, rows: Sequence[Row]) -> None:

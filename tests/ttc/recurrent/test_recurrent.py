@@ -116,6 +116,23 @@ def test_branches_that_join_and_leave_a_running_batch_keep_their_own_states() ->
         assert_like_plain(plain("qwen3_5_text"), branch)
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("case", CASES)
+def test_a_branch_that_is_told_something_comes_back_with_the_state_after_it(case: str) -> None:
+    """Before another token of those that went on: it was not seen to be away."""
+    engine = engine_of(case)
+    branches = engine.fork(engine.root(prompt(1, 14)), 3)
+    batch = engine.running_batch()
+    batch.add(branches, Step(7), GREEDY, limits=[2, 7, 3])
+    while len(batch):
+        for branch in batch.step():
+            if len(branch.step_ends) == 1:
+                engine.extend([branch], [prompt(2, 3)]).result()
+                batch.add([branch], Step(4), GREEDY)
+    for branch in branches:
+        assert_like_plain(plain(case), branch)
+
+
 # ---------------------------------------------------------------- memory
 
 

@@ -89,6 +89,10 @@ from ttc.model.running.runner import ModelRunner
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Verifier
 from ttc.task import Passes
+from ttc.text.thinking_marks import ThinkingMarks
+from ttc.tool_calls import Written
+from ttc.tools.base import Tool, Tools
+from ttc.tools.formats import ToolFormat
 
 WIDTHS: dict[str, Any] = {
     "vocab_size": small_models.VOCAB,
@@ -253,6 +257,9 @@ class Combination:
     spends: int | None = None
     penalty: float | None = None
     grammar: bool = False
+    beside: str | None = None
+    thinking: int | None = None
+    tools: bool = False
     memory: str = "resident"
     budget: float | None = None
     host_budget: float | None = None
@@ -284,6 +291,10 @@ class Combination:
         return {k: v for k, v in asdict(self).items() if v != getattr(plain, k)}
 
     @property
+    def searches(self) -> list[Search]:
+        return [SEARCHES[name] for name in (self.search, self.beside) if name is not None]
+
+    @property
     def plain(self) -> Combination:
         """The same problems and search, solved in the plainest way."""
         return Combination(
@@ -297,6 +308,9 @@ class Combination:
             spends=self.spends,
             penalty=self.penalty,
             grammar=self.grammar,
+            beside=self.beside,
+            thinking=self.thinking,
+            tools=self.tools,
             gate=self.gate,
         )
 
@@ -311,19 +325,25 @@ def drawn(seed: int) -> Combination:
     r = random.Random(seed // DRAWS)
     problems = r.choice([1, 2, 2, 3, 3, 4, 5])
     search = r.choice([*SEARCHES])
+    beside = r.choice([*SEARCHES]) if problems > 1 and r.random() < 0.5 else None
+    needs_verifier = any(SEARCHES[name].needs_verifier for name in (search, beside or search))
     (model,) = r.choices([*MODELS], [SHARES.get(name, 0.5) for name in MODELS])
     plain = Combination(
         seed=seed // DRAWS,
         model=model,
         compiled=r.choice([None, None, None, "attention", "layers", "layers"]),
         search=search,
-        verifier=r.choice([*VERIFIERS, *[None] * (not SEARCHES[search].needs_verifier)]),
+        verifier=r.choice([*VERIFIERS, *[None] * (not needs_verifier)]),
         problems=problems,
         prompt_tokens=r.choice([3, 12, 20, 36]),
         spends=r.choice([None, None, None, 25]),
         penalty=r.choice([None, None, None, 1.3]),
-        grammar=r.choice([False, False, False, True]) and not SEARCHES[search].puts_words,
+        beside=beside,
+        thinking=r.choice([None, None, None, 0, 2, 5]),
+        tools=r.choice([False, False, False, True]),
     )
+    words = plain.tools or any(one.puts_words for one in plain.searches)
+    plain = replace(plain, grammar=r.choice([False, False, False, True]) and not words)
     r = random.Random(f"settings of {seed}")
 
     def perhaps(chance: float, *values: Any) -> Any:
@@ -515,9 +535,50 @@ def engine_of(c: Combination, budget_gib: float | None, host_budget_gib: float |
     )
 
 
-def search_of(c: Combination) -> Search:
-    search = SEARCHES[c.search]
-    return search if c.penalty is None else replace(search, repetition_penalty=c.penalty)
+MARKS = ThinkingMarks(("d", "<"), ("g", ">"), closing=">")
+"""The former of letters, the latter of a grammar's. What closes a thought is one token of both."""
+
+
+class LetterCalls(ToolFormat):
+    """A letter is a call, with what stands before it in the model's turn."""
+
+    ends = ("h",)
+    inline = True
+
+    def calls(self, text: str) -> list[Written]:
+        before, letter, after = text.rpartition("h")
+        return [Written("tool", {"text": before}, len(before))] if letter and not after else []
+
+    def answered(self, answer: str) -> str:
+        return answer
+
+
+def answer_of(text: str) -> str:
+    return text[-2:] * (len(text) % 3) + "e"
+
+
+TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+TOOL = Tool({"type": "function", "function": {"name": "tool", "parameters": TEXT}}, answer_of)
+
+
+def config_of(c: Combination, engine: Engine, besides: bool) -> SearchConfig:
+    """besides: of the problems whose search is `c.beside`."""
+    others = besides and c.beside is not None
+    search = SEARCHES[str(c.beside) if others else c.search]
+    if c.penalty is not None:
+        search = replace(search, repetition_penalty=c.penalty)
+    if c.thinking is not None:
+        search = replace(search, thinking_tokens=c.thinking)
+    options = SolveOptions.of(
+        verifier=verifier_of(c),
+        seed=c.seed,
+        end=[] if c.grammar else ["bc"],
+        max_tokens=None if others else c.spends,
+        grammar=GRAMMAR if c.grammar else None,
+        thinking_marks=None if c.thinking is None else MARKS,
+        tools=Tools([TOOL], format=LetterCalls(), calls_per_branch=2) if c.tools else None,
+    )
+    return SearchConfig.of(search, engine, options)
 
 
 def verifier_of(c: Combination) -> Verifier | None:
@@ -531,14 +592,7 @@ def results(
     c: Combination, engine: Engine, problems: Sequence[Problem]
 ) -> Generator[tuple[str, Result], None, None]:
     """Of the problems that were not cancelled, as they end, by their ids."""
-    options = SolveOptions.of(
-        verifier=verifier_of(c),
-        seed=c.seed,
-        end=[] if c.grammar else ["bc"],
-        max_tokens=c.spends,
-        grammar=GRAMMAR if c.grammar else None,
-    )
-    config = SearchConfig.of(search_of(c), engine, options)
+    configs = [config_of(c, engine, besides) for besides in (False, True)]
     drivers = [
         Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
         for _ in range(c.callers)
@@ -551,6 +605,7 @@ def results(
             while coming and step >= coming[0][0] * c.apart:
                 number, problem = coming.pop(0)
                 caller = number % c.callers
+                config = configs[int(str(problem.id).partition("-")[2]) % 2]
                 names[caller, drivers[caller].add(problem, config)] = str(problem.id)
             for caller, driver in enumerate(drivers):
                 for (of, index), name in names.items():
@@ -675,7 +730,7 @@ def _simpler(c: Combination, name: str) -> list[Any]:
     """Values to try in the place of a setting: the plain one, or fewer problems."""
     if name == "problems":
         return [n for n in (1, c.problems // 2, c.problems - 1) if 0 < n < c.problems]
-    if name == "verifier" and SEARCHES[c.search].needs_verifier:
+    if name == "verifier" and any(search.needs_verifier for search in c.searches):
         return []
     return [getattr(Combination(), name)]
 

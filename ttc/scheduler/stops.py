@@ -113,8 +113,6 @@ class Stops:
         window = 4 * max(map(len, self.end)) + MARGIN_TOKENS
         first = max(branch.given_end, len(branch.tokens) - window)
         text = self.decode(branch.tokens[first:], special=True)
-        before = 0
-        if first < start:
-            earlier = self.decode(branch.tokens[first:start], special=True)
-            before = len(earlier.rstrip("\ufffd"))
+        earlier = self.decode(branch.tokens[first:start], special=True)
+        before = len(earlier.rstrip("\ufffd"))
         return any(text.find(s, max(0, before - len(s) + 1)) >= 0 for s in self.end)

@@ -22,7 +22,7 @@ from tests.helpers.calling import caller
 from tests.helpers.chat_server import served, serving
 from tests.helpers.parts import installed
 from tests.helpers.thinking import thinker
-from ttc import BeamGroups, BlockCache, Engine
+from ttc import BeamGroups, BlockCache, Engine, Tool
 from ttc.branch import Branch
 from ttc.text.chat import chat_text
 from ttc.text.prompt import PromptTemplate
@@ -119,6 +119,16 @@ def test_two_calls_are_one_where_the_client_wants_them_one_by_one() -> None:
         assert len(asked(client).choices[0].message.tool_calls) == 2
         one = asked(client, parallel_tool_calls=False).choices[0].message.tool_calls
         assert [json.loads(made.function.arguments)["city"] for made in one] == ["Rome"]
+
+
+def test_calls_that_the_server_answers_are_not_its_clients() -> None:
+    def says(branch: Branch) -> str:
+        return "Wet." if branch.tool_calls else call("Rome")
+
+    with served(says, OWN, tools=Tools([Tool(WEATHER, lambda city: "rain")])) as client:
+        choice = client.chat.completions.create(model="m", messages=GO, max_tokens=200).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("stop", "Wet.")
+    assert choice.message.tool_calls is None
 
 
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}

@@ -253,8 +253,12 @@ def test_an_evicted_root_is_there_again_for_its_variants() -> None:
         LAYERS, 256, sharing=similar(tau=-1), cache=BlockCache(capacity_blocks=1, block_tokens=8)
     )
     root = engine.root(text(ROOT))
+    engine.root(text("Which animals have legs?"))
+    assert root.leaf is engine.tree.trunk
     (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")]).result()
     assert branch.substituted is not None
+    assert root.usage.recomputed_tokens == len(ROOT) - 1
+    assert root.usage.substituted_tokens == len("What number of legs is there?") - 1
     goes_on_like_plain(engine, [branch])
 
 

@@ -237,12 +237,12 @@ def test_several_calls_of_one_turn_are_answered_together() -> None:
 
 
 @pytest.mark.parametrize("begins", ["{% if add_generation_prompt %}", "{% if true %}"])
-@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("refuses", ["", "m.role == 'tool'", "m.tool_calls"])
 def test_a_template_without_tools_is_told_of_them_in_a_system_message(
-    begins: str, refuses: bool
+    begins: str, refuses: str
 ) -> None:
-    """One that refuses the role of a tool gets what it says as the user's words."""
-    refusal = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    """One that refuses calls or the role of a tool gets what it says as the user's words."""
+    refusal = f"{{% if {refuses} %}}{{{{ raise_exception('no tools') }}}}{{% endif %}}"
     plain = (
         f"{{% for m in messages %}}{refusal if refuses else ''}"
         "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -257,7 +257,7 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message(
     told = "<|im_start|>tool\nrain in Rome<|im_end|>"
     if refuses:
         told = "<|im_start|>user\n<tool_response>\nrain in Rome\n</tool_response><|im_end|>"
-    assert text.endswith(f"<|im_end|>\n{told}\n<|im_start|>assistant\nok<|im_end|>")
+    assert text.endswith(f"{said}<|im_end|>\n{told}\n<|im_start|>assistant\nok<|im_end|>")
 
 
 # ---------------------------------------------------------------- reading calls

@@ -38,11 +38,11 @@ class Thinking:
 class Grammar(Protocol):
     """What an answer has to be, for the tokens of one model (`ttc.schema` makes them).
 
-    asked: the same as the fields of a request to a server.
+    request_fields: the same as the fields of a request to a server.
     """
 
     @property
-    def asked(self) -> Mapping[str, Any]: ...
+    def request_fields(self) -> Mapping[str, Any]: ...
 
     def fill(self, branch: Branch, allowed: np.ndarray) -> None:
         """Set the bits of the tokens that the branch may go on with, of uint32 (words,). The end of

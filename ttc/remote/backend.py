@@ -98,8 +98,8 @@ class RemoteBackend(Backend):
     def served(self) -> Mapping[str, str]:
         can = self.capabilities
         served = {"served": f"{can.model}, context {can.context_length}"}
-        if asked := self.generation_settings.describe():
-            served["generation settings"] = asked
+        if settings := self.generation_settings.describe():
+            served["generation settings"] = settings
         return served
 
     @property
@@ -227,12 +227,12 @@ class RemoteBackend(Backend):
                 "one token, or use a server that echoes a prompt's log-probabilities (vLLM)"
             )
         rows = list(zip(before, groups, single, strict=True))
-        asked = [
+        answers = [
             self._ask_single(tokens, group) if one else self._ask_echo(tokens, group)
             for tokens, group, one in rows
         ]
         scores = []
-        for branch, (tokens, group, one), futures in zip(branches, rows, asked, strict=True):
+        for branch, (tokens, group, one), futures in zip(branches, rows, answers, strict=True):
             replies = self._replies(branch, futures)
             branch.usage.verifier_tokens += len(tokens) - len(branch.tokens) + 1
             if one:

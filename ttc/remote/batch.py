@@ -43,7 +43,7 @@ class RunningStep:
     """A branch whose step is under way.
 
     start: `len(tokens)` at the step's start. left: how many tokens the server may still write.
-    told: the strings at which the server stops. grammar: what it is asked to keep to.
+    stop: the strings at which the server stops. grammar: what it is asked to keep to.
     future: the request that was sent last.
     """
 
@@ -53,7 +53,7 @@ class RunningStep:
     stops: Stops
     sampling: Sampling
     logprobs: int
-    told: tuple[str, ...]
+    stop: tuple[str, ...]
     grammar: Grammar | None = None
     future: Future[Reply] | None = None
 
@@ -80,7 +80,7 @@ class RemoteBatch(Batch):
         self.max_rows = inf if max_rows is None else max_rows
         self.works: dict[Branch, RunningStep] = {}
         self.waiting: deque[RunningStep] = deque()
-        self.asked: dict[Future[Reply], RunningStep] = {}
+        self.requests: dict[Future[Reply], RunningStep] = {}
         self.arrived: SimpleQueue[Future[Reply]] = SimpleQueue()
         self.refused: dict[
             Branch, InvalidInput | ContentRefused
@@ -103,13 +103,13 @@ class RemoteBatch(Batch):
         if step.statistics and "top_logprobs" in can.lacks:
             raise InvalidInput(f"the server has no statistics: {can.lacks['top_logprobs']}")
         stops = self._stops(step)
-        told = (*stops.stop, *stops.end) if can.stops else ()
+        stop = (*stops.stop, *stops.end) if can.stops else ()
         logprobs = TOP_K if step.statistics else min(1, can.logprobs)
         for branch, limit in zip(branches, step_tokens, strict=True):
             length = len(branch.tokens)
             context_left = model.left(length)
             left = limit if context_left is None else min(limit, context_left)
-            work = RunningStep(branch, length, left, stops, sampling, logprobs, told, step.grammar)
+            work = RunningStep(branch, length, left, stops, sampling, logprobs, stop, step.grammar)
             self.works[branch] = work
             self.waiting.append(work)
         self._ask()
@@ -122,12 +122,12 @@ class RemoteBatch(Batch):
         """
         ended: list[Branch] = []
         with on_failure(self.close):
-            while self.asked and not ended and not self.refused:
+            while self.requests and not ended and not self.refused:
                 futures = self.answers()
                 if not futures:
                     break
                 for future in futures:
-                    if (work := self.asked.pop(future, None)) is not None:
+                    if (work := self.requests.pop(future, None)) is not None:
                         ended += self._take(work, future)
                 self._ask()
         if self.refused and not ended:
@@ -153,11 +153,11 @@ class RemoteBatch(Batch):
     def close(self) -> None:
         for work in self.works.values():
             work.break_off()
-        for future in self.asked:
+        for future in self.requests:
             future.cancel()
         self.works = {}
         self.waiting.clear()
-        self.asked = {}
+        self.requests = {}
         self.refused = {}
 
     def forget(self, branches: Iterable[Branch]) -> None:
@@ -166,7 +166,7 @@ class RemoteBatch(Batch):
             work = self.works.pop(branch, None)
             if work is not None and work.future is not None:
                 work.future.cancel()
-                self.asked.pop(work.future, None)
+                self.requests.pop(work.future, None)
         self._ask()
 
     def __len__(self) -> int:
@@ -184,7 +184,7 @@ class RemoteBatch(Batch):
 
     def _ask(self) -> None:
         can = self.server.can
-        while self.waiting and len(self.asked) < self.max_rows:
+        while self.waiting and len(self.requests) < self.max_rows:
             work = self.waiting.popleft()
             if self.works.get(work.branch) is not work:
                 continue  # it has left
@@ -197,12 +197,12 @@ class RemoteBatch(Batch):
                 work.left,
                 random_key(work.branch.key, len(tokens)) % SEEDS,
                 work.sampling,
-                stop=work.told,
+                stop=work.stop,
                 logprobs=work.logprobs,
                 **(self.server.penalty(work.sampling) if can.extras else {}),
-                **({} if work.grammar is None else work.grammar.asked),
+                **({} if work.grammar is None else work.grammar.request_fields),
             )
-            self.asked[future] = work
+            self.requests[future] = work
             work.future = future
             future.add_done_callback(self.arrived.put)
 
@@ -237,11 +237,11 @@ class RemoteBatch(Batch):
 
     def _append(self, work: RunningStep, reply: Reply) -> StepEnd | None:
         branch = work.branch
-        asked = work.left
+        limit = work.left
         length = len(branch.tokens)
         tokens, text = self._read(work, reply)
-        if len(tokens) > 2 * asked + SPARE_TOKENS:
-            raise self._strange(f"a text of {number_of(len(tokens), 'token')}", asked)
+        if len(tokens) > 2 * limit + SPARE_TOKENS:
+            raise self._strange(f"a text of {number_of(len(tokens), 'token')}", limit)
         written = max(len(reply.tokens or []), reply.generated_tokens or 0) or len(tokens)
         branch.usage.generated_tokens += written
         self.server.count_prompt(branch.usage, reply)
@@ -255,19 +255,19 @@ class RemoteBatch(Batch):
                 return "eos"
             if (reason := work.stops.check(branch, work.start, ANY_LENGTH)) is not None:
                 return reason
-        if reply.finish == "stop" and not any(string in text for string in work.told):
+        if reply.finish == "stop" and not any(string in text for string in work.stop):
             branch.finish_reason = "eos"
             self._append_eos(branch, figures[len(tokens) :])
             return "eos"
         if work.left <= 0:
             return "length"
         if len(branch.tokens) == length:
-            raise self._strange(f"no token (finish_reason={reply.finish!r})", asked)
+            raise self._strange(f"no token (finish_reason={reply.finish!r})", limit)
         return None
 
-    def _strange(self, answer: str, asked: int) -> RemoteError:
+    def _strange(self, answer: str, limit: int) -> RemoteError:
         return RemoteError(
-            f"{self.server.client.endpoint.base_url} answered with {answer} where {asked} were "
+            f"{self.server.client.endpoint.base_url} answered with {answer} where {limit} were "
             "asked for; look into the server's log"
         )
 
@@ -279,7 +279,7 @@ class RemoteBatch(Batch):
             return reply.tokens, server.decode(reply.tokens, special=True)
         if reply.finish == "length":
             text = text.rstrip("\ufffd")  # a character that the last token has cut
-        elif reply.stopped_by in work.told and not text.endswith(str(reply.stopped_by)):
+        elif reply.stopped_by in work.stop and not text.endswith(str(reply.stopped_by)):
             text += str(reply.stopped_by)
         return server.follow(branch.tokens, text) if text else [], text
 

@@ -56,9 +56,9 @@ class Capabilities:
                 f"{self.logprobs_why}; use a verifier that reads the text, or another server"
             )
         if self.logprobs < TOP_K:
-            known = f"it gives those of {number_of(self.logprobs, 'token')} at most"
+            reason = f"it gives those of {number_of(self.logprobs, 'token')} at most"
             lacks["top_logprobs"] = (
-                f"{known if self.logprobs else self.logprobs_why}, and {TOP_K} are needed; vLLM "
+                f"{reason if self.logprobs else self.logprobs_why}, and {TOP_K} are needed; vLLM "
                 f"gives as many with --max-logprobs {TOP_K}"
             )
         if not self.prompt_tokens or not (self.echo or self.chosen):
@@ -109,13 +109,13 @@ class Capabilities:
 
     def check_settings(self, settings: GenerationSettings) -> None:
         """Raise InvalidInput for settings of a generation_config that the server cannot be told."""
-        told = ("repetition_penalty",) if self.extras else ()
-        untold = [
-            f"{name}={value!r}" for name, value in settings.honoured.items() if name not in told
+        sent = ("repetition_penalty",) if self.extras else ()
+        unsent = [
+            f"{name}={value!r}" for name, value in settings.honoured.items() if name not in sent
         ]
-        if untold:
+        if unsent:
             raise InvalidInput(
-                f"the model's generation_config sets {', '.join(untold)}, and requests to this "
+                f"the model's generation_config sets {', '.join(unsent)}, and requests to this "
                 "server cannot say so; use the local engine, or leave these settings out with "
                 "model.generation_settings=false (Python: generation_settings=False)"
             )

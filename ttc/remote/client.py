@@ -154,15 +154,15 @@ class Client:
 
     def _refusal(self, answer: httpx2.Response, body: bytes) -> RemoteError:
         status = answer.status_code
-        said = f"answered with status {status}: {_message(body)}"
+        answered = f"answered with status {status}: {_message(body)}"
         if status in PASSING or status >= 500:
             wait = answer.headers.get("retry-after", "")
-            return Passing(said, float(wait) if wait.isdecimal() else None)
+            return Passing(answered, float(wait) if wait.isdecimal() else None)
         hint = ""
         if status < 400:
-            said = f"answered with status {status}, a redirect"
+            answered = f"answered with status {status}, a redirect"
             target = encodable(answer.headers.get("location", "another address"))
-            hint = f" to {shown(target)}; give the address that answers itself as base_url"
+            hint = f" to {short_repr(target)}; give the address that answers itself as base_url"
         elif status in (401, 403):
             name = self.endpoint.key_env
             hint = f"; put the server's API key into the environment variable {name}"
@@ -172,16 +172,16 @@ class Client:
                 "(not chat alone)"
             )
         kind = ContentRefused if status in OF_THE_CONTENT else RequestRefused
-        return kind(f"{self.endpoint.base_url} {said}{hint}")
+        return kind(f"{self.endpoint.base_url} {answered}{hint}")
 
 
-def most_bytes(asked: dict[str, Any] | None) -> int:
+def most_bytes(request: dict[str, Any] | None) -> int:
     """What an answer to a completion request may have, or to another request (None)."""
-    tokens = 0 if asked is None else len(asked["prompt"]) + asked["max_tokens"]
+    tokens = 0 if request is None else len(request["prompt"]) + request["max_tokens"]
     return OTHER_BYTES + tokens * TOKEN_BYTES
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """What a server has sent, in a message: its beginning, however long or deep it is."""
     short = Repr()
     short.maxlevel, short.maxstring, short.maxother = 4, 120, 120
@@ -198,8 +198,8 @@ def _message(body: bytes) -> str:
     except (ValueError, RecursionError):
         return repr(_start(body, 200))
     error = data.get("error", data.get("detail", data)) if isinstance(data, dict) else data
-    said = error.get("message", error) if isinstance(error, dict) else error
-    text = said[:1000] if isinstance(said, str) else shown(said)
+    message = error.get("message", error) if isinstance(error, dict) else error
+    text = message[:1000] if isinstance(message, str) else short_repr(message)
     return " ".join(text.split())[:300]
 
 

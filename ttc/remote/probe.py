@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ttc.errors import InvalidInput, RemoteError, RequestRefused, refuse
 from ttc.remote.capabilities import Capabilities
-from ttc.remote.client import Client, shown
+from ttc.remote.client import Client, short_repr
 from ttc.remote.replies import (
     MOST_TOKENS,
     TOKEN_ID,
@@ -33,7 +33,7 @@ TOKENS = 16
 HOT = Sampling(temperature=2.0)
 SAME = 0.02
 """Log-probabilities of a token that differ by less are the same, computed beside other requests."""
-SHOWN = 20
+MAX_NAMES = 20
 """Models that a message names."""
 RETRIES = 2
 """Of requests that a server may fail at because it does not know what they ask for."""
@@ -110,9 +110,9 @@ class Probe:
                     "model's own are needed (vLLM: --logprobs-mode raw_logprobs; SGLang: "
                     "SGLANG_RETURN_ORIGINAL_LOGPROB=1)",
                 )
-            known = 1 if isnan(first.top_k_logprob) else TOP_K
+            count = 1 if isnan(first.top_k_logprob) else TOP_K
             names_tokens = can.reply_tokens or cold.tokens is not None
-            return replace(can, logprobs=known, reply_tokens=names_tokens)
+            return replace(can, logprobs=count, reply_tokens=names_tokens)
         return can
 
     def with_seeds(self, can: Capabilities) -> Capabilities:
@@ -137,8 +137,8 @@ class Probe:
     def chosen(self, can: Capabilities) -> bool:
         tokens = sorted(set(self.prompt))[:4]
         reply = self.try_asking(can, GREEDY, tokens=1, logprobs=1, logprob_token_ids=tokens)
-        known = reply.figures[0].likeliest if reply is not None and reply.figures else {}
-        return all(f"{TOKEN_ID}{token}" in known for token in tokens)
+        logprobs = reply.figures[0].likeliest if reply is not None and reply.figures else {}
+        return all(f"{TOKEN_ID}{token}" in logprobs for token in tokens)
 
     def echo(self, can: Capabilities) -> bool:
         more = {"echo": True, "return_token_ids": False}
@@ -172,8 +172,8 @@ class Probe:
     ) -> Future[Reply]:
         prompt = can.prompt(self.prompt, self.tokenizer)
         body = can.request(prompt, tokens, seed, sampling, stop, logprobs) | more
-        asked = Expected(len(self.tokenizer), len(self.prompt), tokens, echo="echo" in more)
-        return self.client.post("completions", body, asked.read, retries=retries)
+        expected = Expected(len(self.tokenizer), len(self.prompt), tokens, echo="echo" in more)
+        return self.client.post("completions", body, expected.read, retries=retries)
 
 
 class Listed(AnswerPart):
@@ -204,7 +204,7 @@ def served(client: Client) -> Capabilities:
             raise
         # some hosted ones have no list
         models = {endpoint.model: Listed(id=endpoint.model)}
-    names = ", ".join(shown(name).strip("'\"") for name in islice(models, SHOWN))
+    names = ", ".join(short_repr(name).strip("'\"") for name in islice(models, MAX_NAMES))
     if not models:
         raise RemoteError(f"{endpoint.base_url} serves no model; look into the server's log")
     name = next(iter(models)) if endpoint.model is None else endpoint.model

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ttc.errors import ContentRefused, RemoteError, RequestRefused, number_of, refuse
-from ttc.remote.client import Passing, shown
+from ttc.remote.client import Passing, short_repr
 from ttc.text.chat import decoded
 
 TOP_K = 20
@@ -103,7 +103,7 @@ class AnswerPart(BaseModel):
             place = ".".join(map(str, first["loc"])) or "all of it"
             raise Passing(
                 f"gave an answer that cannot be read ({place}: {first['msg']}): "
-                f"{shown(first['input'])}; is base_url right?"
+                f"{short_repr(first['input'])}; is base_url right?"
             ) from errors
 
 
@@ -200,8 +200,8 @@ class Expected:
         apart = {"reasoning_content", "reasoning"} & choice.model_fields_set
         refuse(
             {
-                f"answered with finish_reason={shown(choice.finish_reason)} where stop or length "
-                "was expected": choice.finish_reason not in ("stop", "length"),
+                f"answered with finish_reason={short_repr(choice.finish_reason)} where stop or "
+                "length was expected": choice.finish_reason not in ("stop", "length"),
                 # else nothing follows the thought
                 "answered without a text": choice.text is None and not apart,
             },
@@ -230,20 +230,20 @@ class Expected:
         for token in tokens:
             if not 0 <= token < self.vocab_size:
                 raise RequestRefused(
-                    f"the server's answer holds token {shown(token)}, outside the model's "
+                    f"the server's answer holds token {short_repr(token)}, outside the model's "
                     f"vocabulary of {self.vocab_size}; give the tokenizer of the model that it "
                     "serves"
                 )
         written = max(len(tokens), reply.generated_tokens or 0)
         most = max(written, len(reply.figures))
         length = len(reply.text) + len(reply.thought)
-        tokens_asked = number_of(self.max_tokens, "token")
+        max_tokens = number_of(self.max_tokens, "token")
         cached, prompt = reply.cached_tokens, reply.prompt_tokens or 0
         strange = {
             f"{number_of(most, 'token')} where {self.max_tokens} were asked for": (
                 not self.echo and most > self.max_tokens
             ),
-            f"{number_of(length, 'character')} where {tokens_asked} were asked for": (
+            f"{number_of(length, 'character')} where {max_tokens} were asked for": (
                 not self.echo and length > self.max_tokens * LONGEST_TOKEN
             ),
             f"prompt_tokens={prompt} where {number_of(self.prompt, 'token')} were sent": (
@@ -257,10 +257,10 @@ class Expected:
             "answered without the log-probabilities that were asked for, which it has given "
             "before; look into the server's log"
         )
-        asked = self.logprobs and (length or written)
+        needed = self.logprobs and (length or written)
         refuse(
             {f"answered with {answer}": holds for answer, holds in strange.items()}
-            | {without: asked and not self._has_logprobs(reply)},
+            | {without: needed and not self._has_logprobs(reply)},
             Passing,
         )
 
@@ -297,15 +297,15 @@ def check_same_text(reply: Reply, tokenizer: Any) -> None:
     )
 
 
-def _tokens(given: list[int] | None, figures: list[TokenFigures]) -> list[int] | None:
-    if given is None and figures and all(f.token is not None for f in figures):
+def _tokens(tokens: list[int] | None, figures: list[TokenFigures]) -> list[int] | None:
+    if tokens is None and figures and all(f.token is not None for f in figures):
         return [f.token for f in figures if f.token is not None]
-    if given is not None and figures and len(figures) != len(given):
+    if tokens is not None and figures and len(figures) != len(tokens):
         raise Passing(
             f"answered with log-probabilities of {number_of(len(figures), 'token')} beside "
-            f"{number_of(len(given), 'token')}"
+            f"{number_of(len(tokens), 'token')}"
         )
-    return given
+    return tokens
 
 
 def _token(name: str) -> int | None:

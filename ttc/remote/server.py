@@ -58,15 +58,15 @@ class Server:
     ) -> Future[Reply]:
         prompt = self.can.prompt(tokens, self.tokenizer)
         body = self.can.request(prompt, max_tokens, seed, sampling, stop, logprobs) | more
-        asked = Expected(
+        expected = Expected(
             self.limits.vocab_size, len(tokens), max_tokens, logprobs, echo="echo" in more
         )
-        return self.client.post("completions", body, asked.read)
+        return self.client.post("completions", body, expected.read)
 
     def penalty(self, sampling: Sampling) -> dict[str, float]:
         """The repetition penalty of a sampling, else of the model's files, as requests have it."""
-        given = sampling.repetition_penalty
-        return dict(self.settings.honoured) if given is None else {"repetition_penalty": given}
+        penalty = sampling.repetition_penalty
+        return dict(self.settings.honoured) if penalty is None else {"repetition_penalty": penalty}
 
     def is_end(self, token: int) -> bool:
         return token == getattr(self.tokenizer, "eos_token_id", None)

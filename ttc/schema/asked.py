@@ -22,7 +22,7 @@ EXACT = '%llguidance {"no_forcing": true}\n'
 
 
 @dataclass(frozen=True)
-class Asked:
+class Constraint:
     """What an answer has to be. rules: in llguidance's form of Lark's grammars. schema: the JSON
     schema that they are of, None for another grammar."""
 
@@ -30,7 +30,7 @@ class Asked:
     schema: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, schema: Any, grammar: Any) -> Asked:
+    def of(cls, schema: Any, grammar: Any) -> Constraint:
         """Raises InvalidInput for both at once, and for what is neither a JSON schema nor text."""
         if schema is not None and grammar is not None:
             raise InvalidInput("schema and grammar are both given; give one of them")
@@ -45,16 +45,16 @@ class Asked:
         return cls(grammar if grammar.lstrip().startswith("%llguidance") else EXACT + grammar)
 
 
-def as_schema(given: Any) -> Mapping[str, Any]:
+def as_schema(value: Any) -> Mapping[str, Any]:
     """A JSON schema from what users give: True for any object, a mapping, or a model class of
     pydantic."""
-    if given is True:
+    if value is True:
         return ANY_OBJECT
-    make = getattr(given, "model_json_schema", None)
-    schema = make() if callable(make) else given
+    make = getattr(value, "model_json_schema", None)
+    schema = make() if callable(make) else value
     if not isinstance(schema, Mapping):
         raise InvalidInput(
-            f"schema={given!r:.80} is no JSON schema; give a dictionary, a pydantic model class, "
+            f"schema={value!r:.80} is no JSON schema; give a dictionary, a pydantic model class, "
             "or True for any JSON object"
         )
     return schema

@@ -8,7 +8,7 @@ from typing import Any
 
 from ttc.backend import Backend
 from ttc.errors import InvalidInput
-from ttc.schema.asked import BLANKS, EXACT, Asked, json_rule
+from ttc.schema.asked import BLANKS, EXACT, Constraint, json_rule
 from ttc.schema.grammar import AnswerGrammar
 from ttc.text.thoughts import Thoughts
 
@@ -50,8 +50,8 @@ def call_grammar(chat: Any, backend: Backend, thoughts: Thoughts | None) -> Answ
         pieces += [":"] if not form.name else [f'"{form.arguments}"', ":"]
         written = f" {blanks} ".join([*map(json.dumps, pieces), f"arguments_{place}", '"}"'])
         rules += [f"call_{place}: {written}", f"arguments_{place}: {json_rule(arguments)}"]
-    asked = Asked("\n".join(rules) + "\n")
-    return AnswerGrammar.by(asked, "grammar", "tools.strict=True", backend, thoughts)
+    constraint = Constraint("\n".join(rules) + "\n")
+    return AnswerGrammar.by(constraint, "grammar", "tools.strict=True", backend, thoughts)
 
 
 def _head(mark: str, backend: Backend) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from ttc.backend import Backend
 from ttc.branch import Branch
 from ttc.errors import InvalidInput, Unsupported
-from ttc.schema.asked import Asked, json_answer
+from ttc.schema.asked import Constraint, json_answer
 from ttc.schema.marks import Marks
 from ttc.schema.vocabulary import vocabulary
 from ttc.text.thoughts import Thoughts
@@ -50,7 +50,7 @@ class AnswerGrammar:
     row of bits. eos_ids: the tokens that end a sequence.
     """
 
-    wanted: Asked
+    constraint: Constraint
     first: Any = field(repr=False)
     words: int
     eos_ids: Sequence[int]
@@ -64,41 +64,46 @@ class AnswerGrammar:
 
         Raises InvalidInput for a schema or grammar that cannot be kept to, and for a tokenizer
         that cannot be read; Unsupported for a backend that offers no choice of tokens."""
-        wanted = Asked.of(schema, grammar)
-        kind, given = ("schema", schema) if grammar is None else ("grammar", grammar)
-        return cls.by(wanted, kind, f"{kind}={given!r:.80}", backend, thoughts)
+        constraint = Constraint.of(schema, grammar)
+        kind, value = ("schema", schema) if grammar is None else ("grammar", grammar)
+        return cls.by(constraint, kind, f"{kind}={value!r:.80}", backend, thoughts)
 
     @classmethod
     def by(
-        cls, wanted: Asked, kind: str, shown: str, backend: Backend, thoughts: Thoughts | None
+        cls,
+        constraint: Constraint,
+        kind: str,
+        name: str,
+        backend: Backend,
+        thoughts: Thoughts | None,
     ) -> AnswerGrammar:
-        """shown: what errors call it."""
+        """name: what errors call it."""
         limits = backend.limits
         if kind not in backend.keeps_to or limits is None:
             raise Unsupported(
-                f"{type(backend).__name__} keeps to no {kind}, as {shown} asks; leave that out, or "
+                f"{type(backend).__name__} keeps to no {kind}, as {name} asks; leave that out, or "
                 "use a ttc.Engine (servers take a schema)"
             )
         if backend.served:
-            return cls(wanted, None, 0, (), None)
+            return cls(constraint, None, 0, (), None)
         eos = getattr(backend.tokenizer, "eos_token_id", None)
         eos_ids = sorted(limits.eos_ids) or ([] if eos is None else [eos])
         tokens = vocabulary(backend.tokenizer, limits.vocab_size, eos_ids)
         from llguidance import LLMatcher
 
-        first = LLMatcher(tokens, wanted.rules, log_level=0)
+        first = LLMatcher(tokens, constraint.rules, log_level=0)
         trial = first.deep_copy()
         if not trial.is_error():  # some are found to be wrong with the first token
             trial.compute_bitmask()
         if trial.is_error():
-            raise InvalidInput(f"{shown} cannot be kept to: {_reason(trial)}")
+            raise InvalidInput(f"{name} cannot be kept to: {_reason(trial)}")
         marks = None if thoughts is None else Marks(thoughts, backend)
-        return cls(wanted, first, -(-limits.vocab_size // 32), eos_ids, marks)
+        return cls(constraint, first, -(-limits.vocab_size // 32), eos_ids, marks)
 
     @property
-    def asked(self) -> Mapping[str, Any]:
+    def request_fields(self) -> Mapping[str, Any]:
         """See `ttc.step.Grammar`."""
-        named = {"name": "answer", "schema": dict(self.wanted.schema or {}), "strict": True}
+        named = {"name": "answer", "schema": dict(self.constraint.schema or {}), "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": named}}
 
     def reads(self, text: str) -> bool:

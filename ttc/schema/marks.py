@@ -42,8 +42,8 @@ class Marks:
         return not self.thoughts.open_after(tokens, begun=True)
 
     def _may_end(self, token: int) -> bool:
-        if (known := self._ends.get(token)) is None:
+        if (ends := self._ends.get(token)) is None:
             text = self.backend.decode([token], special=True)
-            known = any(string[-1] in text for string in self.thoughts.last_strings(True))
-            self._ends[token] = known
-        return known
+            ends = any(string[-1] in text for string in self.thoughts.last_strings(True))
+            self._ends[token] = ends
+        return ends

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from ttc.errors import InvalidInput, MissingPart
 
-_known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+_vocabularies: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 _lock = Lock()
 
 
@@ -40,7 +40,7 @@ def vocabulary(tokenizer: Any, size: int, eos_ids: Sequence[int]) -> Any:
         )
     key = size, tuple(sorted(eos_ids))
     with _lock:
-        made = _known.setdefault(fast, {})
+        made = _vocabularies.setdefault(fast, {})
         if key not in made:
             try:
                 made[key] = hf.from_tokenizer(fast, n_vocab=size, eos_token=list(key[1]))

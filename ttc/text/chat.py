@@ -96,16 +96,16 @@ def chat_tokens(
 ) -> list[int]:
     """The tokens of `chat_text`, as `apply_chat_template(messages, tokenize=True)` gives them: a
     list or a dictionary with `input_ids`, of one chat or of a batch of one."""
-    given = _applied(messages, tokenizer, options, way_out, tokenize=True)
-    if isinstance(given, str):  # a tokenizer that knows its template as text alone
-        return encoded(given, tokenizer)
-    if isinstance(given, Mapping):
-        given = given["input_ids"]
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    if given and isinstance(given[0], Sequence):
-        given = given[0]
-    return [int(token) for token in given]
+    output = _applied(messages, tokenizer, options, way_out, tokenize=True)
+    if isinstance(output, str):  # a tokenizer that knows its template as text alone
+        return encoded(output, tokenizer)
+    if isinstance(output, Mapping):
+        output = output["input_ids"]
+    if hasattr(output, "tolist"):
+        output = output.tolist()
+    if output and isinstance(output[0], Sequence):
+        output = output[0]
+    return [int(token) for token in output]
 
 
 def next_turn_text(

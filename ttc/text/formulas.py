@@ -186,18 +186,18 @@ class _Reader:
         return parts[0] if len(parts) == 1 else ("list", word, *parts)
 
     def separator(self) -> str:
-        found = ""
+        sign = ""
         while True:
             if self.accept(","):
-                found = found or ","
+                sign = sign or ","
             elif self.kind() in ("letters", "text") and self.peek().strip() in _AND_OR:
-                found = _AND_OR[self.take().strip()]
+                sign = _AND_OR[self.take().strip()]
             elif self.accept("\\lor", "\\vee"):
-                found = "or"
+                sign = "or"
             elif self.accept("\\land", "\\wedge"):
-                found = "and"
+                sign = "and"
             else:
-                return found
+                return sign
 
     def statement(self) -> Expr:
         self.depth += 1

@@ -65,7 +65,7 @@ class DefaultWords(str):
     __slots__ = ()
 
 
-NOT_GIVEN = DefaultWords(STEP_BY_STEP)
+DEFAULT = DefaultWords(STEP_BY_STEP)
 
 
 def words_for(kind: str) -> str:
@@ -94,7 +94,7 @@ class PromptTemplate(Options):
     `tokenizer(text)["input_ids"]`.
     """
 
-    instruction: QuestionText = NOT_GIVEN
+    instruction: QuestionText = DEFAULT
     system: str | None = None
     examples: tuple[tuple[str, str], ...] = ()
     chat: bool | None = None
@@ -162,9 +162,9 @@ class PromptTemplate(Options):
             [{"role": "system", "content": self.system}] if self.system else []
         )
         for user, assistant in self.examples:
-            messages.append({"role": "user", "content": self._asked(user)})
+            messages.append({"role": "user", "content": self._filled(user)})
             messages.append({"role": "assistant", "content": assistant})
-        return [*messages, {"role": "user", "content": self._asked(question)}]
+        return [*messages, {"role": "user", "content": self._filled(question)}]
 
     def text(self, question: str, tokenizer: Any) -> str:
         """The prompt as text. Raises InvalidInput for a question that no tokenizer can read."""
@@ -181,7 +181,7 @@ class PromptTemplate(Options):
 
     def _words(self, question: str) -> str:
         """The prompt where no chat template writes it."""
-        turns = [(self._asked(q), a) for q, a in (*self.examples, (question, ""))]
+        turns = [(self._filled(q), a) for q, a in (*self.examples, (question, ""))]
         prompts = [q if self.raw else f"{NEXT_QUESTION} {q}\nAnswer:" for q, _ in turns]
         written = [q + _answer(q, a) for q, (_, a) in zip(prompts, turns, strict=True)]
         return (f"{self.system}\n\n" if self.system else "") + "\n\n".join(written)
@@ -261,7 +261,7 @@ class PromptTemplate(Options):
     def _typed(self, question: str, tokenizer: Any) -> str:
         return guarded(question, tokenizer)
 
-    def _asked(self, question: str) -> str:
+    def _filled(self, question: str) -> str:
         return self.instruction.replace("{question}", question)
 
     def _chat(self, question: str, turns: Sequence[str]) -> list[Message]:

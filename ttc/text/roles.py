@@ -42,13 +42,13 @@ def fitted(
     Raises InvalidInput for a template that leaves a text out whatever is changed. One that refuses
     all of it gets the messages as they are, so that its own words are the error.
     """
-    given = list(messages)
+    chat = list(messages)
     if "developer" not in template:
-        given = [_in_role(m, "system") if m["role"] == "developer" else m for m in given]
-    if [message["role"] for message in given] == ["user"]:
-        return given  # all templates take this
+        chat = [_in_role(m, "system") if m["role"] == "developer" else m for m in chat]
+    if [message["role"] for message in chat] == ["user"]:
+        return chat  # all templates take this
     left_out = ""
-    for candidate in _candidates(given):
+    for candidate in _candidates(chat):
         try:
             role, text = _left_out(candidate, write)
             if not role and not (bos and text.count(bos) > 1 and _begins_once(bos, write)):
@@ -61,7 +61,7 @@ def fitted(
             f"the chat template leaves out a message of the {left_out} in a chat of the roles "
             f"{', '.join(message['role'] for message in messages)}; {way_out}"
         )
-    return given
+    return chat
 
 
 def as_text(messages: Sequence[Message]) -> str:

@@ -74,8 +74,8 @@ class SplitSpecialTokens:
         if not self._special:
             return text
         chars = list(text)
-        for found in re.finditer(f"(?={self._special})", text):
-            chars[found.start()] = self._stand_ins[text[found.start()]]
+        for match in re.finditer(f"(?={self._special})", text):
+            chars[match.start()] = self._stand_ins[text[match.start()]]
         return "".join(chars)
 
     def readable(self, text: str) -> str:

@@ -61,8 +61,8 @@ class Timed:
     allowed: int = 0
 
     @property
-    def asked(self) -> Any:
-        return self.inner.asked
+    def request_fields(self) -> Any:
+        return self.inner.request_fields
 
     def reads(self, text: str) -> bool:
         return self.inner.reads(text)

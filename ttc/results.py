@@ -63,6 +63,15 @@ class Problem:
         read = read_messages(messages, name)
         return cls(question_of(read), messages=read, **more)
 
+    @property
+    def whole_question(self) -> str:
+        """The question with the conversation that it is part of, as verifiers are given it."""
+        if self.messages is None:
+            return self.question
+        from ttc.text.conversation import Talk
+
+        return Talk.of(self.messages)
+
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
         if self.messages is None:

@@ -111,7 +111,7 @@ def examples(
     """Each different text once, with the mean of its solutions' targets."""
     together: dict[tuple[str, tuple[str, ...]], list[list[float]]] = defaultdict(list)
     for one in solved:
-        together[one.problem.question, tuple(one.steps)].append(one.targets(labels))
+        together[one.problem.whole_question, tuple(one.steps)].append(one.targets(labels))
     read = list[TrainingExample]()
     for (question, steps), targets in together.items():
         layout = head.laid_out(question, list(steps), None)

@@ -108,10 +108,10 @@ def source(dataset: DictConfig) -> dict[str, Any]:
 def unseen(problems: Iterable[Problem], others: Iterable[Problem]) -> list[Problem]:
     """The problems whose questions are not among the others', each once. Blanks and capital letters
     are no difference."""
-    seen = {_plain(problem.question) for problem in others}
+    seen = {_plain(problem.whole_question) for problem in others}
     new = []
     for problem in problems:
-        if (question := _plain(problem.question)) not in seen:
+        if (question := _plain(problem.whole_question)) not in seen:
             seen.add(question)
             new.append(problem)
     return new

@@ -92,7 +92,7 @@ class Solution:
         values."""
         marks = self.targets("outcome" if labels == "outcome" else "hard")
         return {
-            "prompt": prompt.replace("{question}", self.problem.question),
+            "prompt": prompt.replace("{question}", self.problem.whole_question),
             "completions": self.steps,
             "labels": [mark > 0 for mark in marks],
             "values": self.values,

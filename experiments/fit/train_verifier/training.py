@@ -49,6 +49,7 @@ from ttc.errors import InvalidInput, number_of
 from ttc.model.loading.load import load
 from ttc.protocols import Verifier
 from ttc.results import Problem, Result
+from ttc.text.conversation import Conversation
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
 from verifiers import ConfidenceVerifier, TokenPRM, ValueHead
@@ -261,7 +262,10 @@ class TrainingJob:
         labelled: list[Solution] = []
         for result in results:
             is_right = partial(part.is_right, result.problem)
-            opening = self.template.end_of_prompt(result.problem.question, tokenizer)
+            problem, template = result.problem, self.template
+            if problem.messages is not None:
+                template = Conversation.of(problem.messages, template)
+            opening = template.end_of_prompt(problem.question, tokenizer)
             labelled += solutions(result, is_right, separator, thoughts, opening)
         return labelled
 
@@ -289,13 +293,14 @@ class TrainingJob:
         self, solved: Sequence[Solution], of: Callable[[list[tuple[str, Sequence[str]]]], list[T]]
     ) -> list[T]:
         """What a verifier gives for each solution. Equal ones are computed once."""
-        texts = list(dict.fromkeys((one.problem.question, tuple(one.steps)) for one in solved))
+        asked = [(one.problem.whole_question, tuple(one.steps)) for one in solved]
+        texts = list(dict.fromkeys(asked))
         parts = [texts[i : i + SOLUTIONS_AT_ONCE] for i in range(0, len(texts), SOLUTIONS_AT_ONCE)]
         computed = chain.from_iterable(
             of(list(part)) for part in with_progress(parts, "solutions read", "parts")
         )
         known = dict(zip(texts, computed, strict=True))
-        return [known[one.problem.question, tuple(one.steps)] for one in solved]
+        return [known[text] for text in asked]
 
     def rows(self, head: ValueHead, solved: Sequence[Solution]) -> Rows:
         targets = [target for one in solved for target in one.targets(self.config.train.labels)]

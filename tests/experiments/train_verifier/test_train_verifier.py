@@ -23,20 +23,24 @@ from experiments.fit.train_verifier.auc import auc, auc_within
 from experiments.fit.train_verifier.evaluation import Candidates, SharedCandidates, choices
 from experiments.fit.train_verifier.fitting import Rows, fit, loss, train
 from experiments.fit.train_verifier.lora import LoraSettings, LoraTraining
+from experiments.fit.train_verifier.lora import examples as lora_examples
 from experiments.fit.train_verifier.problems import load_problems, split, unseen
 from experiments.fit.train_verifier.rollouts import Rollouts, Solution, solutions
 from experiments.fit.train_verifier.training import run
-from search import solve
+from search import BestOfN, solve
 from search.selection import majority, weighted_majority
 from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
+from tests.helpers.own_server import Chatting
 from tests.helpers.processes import finished
 from tests.helpers.scripted import Scripted
 from tests.helpers.tiers import examples, slow
 from ttc import Branch, InvalidInput, Problem
 from ttc.model.loading.load import load
 from ttc.text.equality import AnswerReader
+from ttc.text.prompt import PromptTemplate
 from verifiers import TokenPRM, ValueHead
+from verifiers.reward_model import split_steps
 
 # ---------------------------------------------------------------- rollouts and labels
 
@@ -104,6 +108,59 @@ def test_rows_are_in_trls_format() -> None:
         "id": "p-1",
     }
     assert one.row("{question}", "outcome")["labels"] == [False, False]
+
+
+class ReadByHead:
+    """Notes what a head would read of each branch."""
+
+    def __init__(self, head: ValueHead) -> None:
+        self.head = head
+        self.read: dict[str, list[int]] = {}
+
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        for branch, question in zip(branches, questions, strict=True):
+            self.read[branch.text] = self.head.layout(branch, question).tokens
+        return [[1.0]] * len(branches)
+
+
+@pytest.mark.parametrize("system", [None, "1?"])
+def test_a_conversation_is_read_in_training_as_it_is_rated(base: Path, system: Any) -> None:
+    """By the head on its own and with adapters, and in the rows for others."""
+    backend = FakeBackend("01\n0")
+    backend.tokenizer = Chatting()
+    head = ValueHead.on(*load(str(base), dtype="float32"), separator="\n")
+    chat = [
+        {"role": "user", "content": "0+1"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "0"},
+    ]
+    problem, template = Problem.of_chat(chat), PromptTemplate(system=system)
+    rating = ReadByHead(head)
+    search = BestOfN(n=6, max_tokens=6)
+    result = solve(search, problem=problem, engine=backend, verifier=rating, template=template)
+    solved = [
+        Solution(problem, split_steps(b.text, "\n", True)[0], [1.0], True)
+        for b in result.branches
+        if b.finish_reason == "eos"
+    ]
+    assert solved
+    for one, branch in zip(solved, (b for b in result.branches if b.finish_reason), strict=True):
+        (example,) = lora_examples(head, [one], "outcome")
+        assert example.tokens == rating.read[branch.text]
+        assert head.rate_solutions([(problem.whole_question, one.steps)]) == [
+            [0.5] * len(one.steps)
+        ]
+        assert one.row("{question}", "outcome")["prompt"] == problem.whole_question
+    assert problem.whole_question == "User: 0+1\n\nAssistant: 1\n\nUser: 0"
+
+
+def test_conversations_that_end_alike_are_different_problems() -> None:
+    first, second = (
+        Problem.of_chat([*said, {"role": "user", "content": "Go on."}])
+        for said in ([], [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    )
+    assert unseen([first, second, first], []) == [first, second]
+    assert unseen([first, second], [first]) == [second]
 
 
 # ---------------------------------------------------------------- problems

@@ -20,6 +20,7 @@ from search.config import SearchConfig
 from search.expansions import end_steps, go_on
 from search.under_way import Events, PassEvents, UnderWay, Work, tasks_of
 from ttc.branch import Branch
+from ttc.checks import check_is
 from ttc.errors import (
     BranchRefused,
     InvalidInput,
@@ -155,8 +156,13 @@ class Driver(UnderWay):
         if self.tools is not None and self.tools.calling and not self.works and not len(batch):
             self.tools.wait()
             return []
+        if self.decoding and not len(batch):
+            raise InvalidInput(
+                f"{type(batch).__name__}.step has not returned {len(self.decoding)} branches that "
+                "it let go of; return each whose step is over"
+            )
         try:
-            ended = batch.step()
+            ended = self._ended(batch.step())
         except BranchRefused as refusal:
             active = self.decoding[refusal.branch]
             self.stop_decoding(active)
@@ -168,6 +174,18 @@ class Driver(UnderWay):
             writing = dict.fromkeys(self.decoding.values())
             done += [(active.index, event) for active in writing if (event := active.writing())]
         return done
+
+    def _ended(self, branches: list[Branch]) -> list[Branch]:
+        """Branches whose step is over, as a batch says. Raises InvalidInput where it is not."""
+        backend = type(self.engine).__name__
+        check_is(f"what a batch of {backend} gave", branches, list, "a list of branches")
+        for branch in branches:
+            if branch not in self.decoding or branch.step_ends[-1:] != [len(branch.tokens)]:
+                raise InvalidInput(
+                    f"{backend} has left {branch!r} without an end of its step; call "
+                    "branch.end_step(reason) for each branch that was to go on, once"
+                )
+        return branches
 
     def serve(self, searches: list[ActiveSearch], tokens: int = 0) -> None:
         """Have the requests of these searches answered. tokens: that their verifier reads."""

@@ -168,6 +168,11 @@ def check_parts(search: Any, engine: Any, verifier: Any) -> None:
     """Refuse a search, engine or verifier that is none. Warns of a verifier with nothing to do."""
     check_is("search", search, Search, "a search, as BestOfN(n=8)")
     check_is("engine", engine, Backend, "a backend, as ttc.Engine(model, tokenizer)")
+    tokenizer = getattr(engine, "tokenizer", None)
+    fits = all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode"))
+    check_kind(
+        f"{type(engine).__name__}.tokenizer", tokenizer, fits, "one with `encode` and `decode`"
+    )
     if verifier is not None:
         fits = callable(getattr(verifier, "rate", None))
         check_kind("verifier", verifier, fits, "a verifier, as SelfVerifier()")

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ttc.branch import Branch
-from ttc.checks import check_whole
+from ttc.checks import Answering, Fits, check_whole, is_list
 from ttc.errors import BranchRefused, InvalidInput, RemoteError, Unsupported, refusing
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.step import Step, step_of
@@ -96,7 +96,27 @@ class Batch(ABC):
         """The branches whose step is not over."""
 
 
-class Backend:
+def _branches(place: int) -> Fits:
+    """Whether a task has a branch for each item of an argument."""
+
+    def fits(task: Any, given: Sequence[Any]) -> bool:
+        if not isinstance(task, Task):
+            return False
+        made = task.result() if task.done else task.branches
+        return is_list(made) and all(len(made) == len(items) for items in given[place : place + 1])
+
+    return fits
+
+
+def _scores(task: Any, given: Sequence[Any]) -> bool:
+    """Whether a task has a row for each continuation, where it is made already."""
+    if not isinstance(task, Task) or not task.done or len(given) < 2:
+        return isinstance(task, Task)
+    rows = task.result()
+    return is_list(rows) and all(map(is_list, rows)) and [*map(len, rows)] == [*map(len, given[1])]
+
+
+class Backend(Answering):
     """Where branches live. `ttc.Engine` is one, `ttc.RemoteBackend` another.
 
     One of your own derives from this class, and has a `tokenizer` and `generate`, or a
@@ -109,6 +129,23 @@ class Backend:
         `branch.model` names that of each branch. Empty for one model without a name.
     most_rows: the most branches that decode at once where nothing else is asked for.
     """
+
+    gives: ClassVar = {
+        "roots": (_branches(0), "a ttc.Task of a branch for each prompt"),
+        "variants": (_branches(1), "a ttc.Task of a branch for each prompt"),
+        "side_branches": (_branches(1), "a ttc.Task of a branch for each prompt"),
+        "new_branch": (lambda branch, _: isinstance(branch, Branch), "a ttc.Branch"),
+        "fork": (
+            lambda made, given: is_list(made) and all(len(made) == n for n in given[1:2]),
+            "a list of so many branches",
+        ),
+        "extend": (lambda task, _: isinstance(task, Task), "a ttc.Task, as Task.made(None)"),
+        "score": (_scores, "a ttc.Task of a row for each continuation, as Task.made(rows)"),
+        "running_batch": (lambda batch, _: isinstance(batch, Batch), "a ttc.backend.Batch"),
+        "encode": (lambda tokens, _: is_list(tokens), "a list of tokens"),
+        "decode": (lambda text, _: isinstance(text, str), "a text"),
+        "of_branch": (lambda backend, _: isinstance(backend, Backend), "a backend"),
+    }
 
     tokenizer: Any
     limits: ModelLimits | None = None
@@ -324,6 +361,9 @@ class Backend:
         return self.models.get(branch.model, self)
 
 
+TAKES = "(self, branches, max_tokens, *, stop, end, sampling)"
+
+
 @dataclass
 class GenerateBatch(Batch):
     """Branches that wait for the next call of `backend.generate` (see `Batch`).
@@ -345,12 +385,15 @@ class GenerateBatch(Batch):
         """See `Batch`; steps of different lengths go together. Raises Unsupported
         where the step asks for statistics that the backend does not offer."""
         generate = self.backend.generate
+        own = type(self.backend).__name__
+        with refusing(TypeError, f"{own}.generate: {{error}}; take {TAKES}"):
+            inspect.signature(generate).bind([], 1, stop=(), end=(), sampling=sampling)
         if step.grammar is not None:
             raise self.backend.unsupported("grammar", "answers by a schema or grammar")
         if step.statistics and "statistics" not in inspect.signature(generate).parameters:
             raise Unsupported(
-                f"Step.statistics=True, and {type(self.backend).__name__}.generate offers no "
-                "statistics; leave it out, or use ttc.Engine"
+                f"Step.statistics=True, and {own}.generate offers no statistics; leave it out, or "
+                "use ttc.Engine"
             )
         options = step.delimiters, tuple(step.end), sampling, step.statistics
         step_tokens = [step.max_tokens] * len(branches) if limits is None else limits

@@ -10,7 +10,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, wraps
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import MappingProxyType, NoneType, UnionType
@@ -56,6 +56,10 @@ NUMBERS: dict[type, type] = {int: Integral, float: Real}
 def is_number(value: Any, kind: type = Real) -> bool:
     """Whether a value is a number of a kind. True and False are none, though Python counts them."""
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def check_kind(name: str, value: Any, fits: bool, right: str) -> None:
@@ -127,6 +131,33 @@ class Options:
     def refusals(self) -> Mapping[str, object]:
         """What does not go together: each message, with whether it is so."""
         return {}
+
+
+Fits = Callable[[Any, Sequence[Any]], bool]
+
+
+class Answering:
+    """Base of classes that users derive their own from. What their methods give is checked,
+    wherever these are called."""
+
+    gives: ClassVar[Mapping[str, tuple[Fits, str]]] = MappingProxyType({})
+    """By a method's name, whether an answer fits its arguments, and what would."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in cls.gives.keys() & vars(cls).keys():
+            setattr(cls, name, _checked(name, vars(cls)[name], *cls.gives[name]))
+
+
+def _checked(name: str, method: Callable[..., Any], fits: Fits, right: str) -> Callable[..., Any]:
+    @wraps(method)
+    def checked(self: Any, *arguments: Any, **named: Any) -> Any:
+        answer = method(self, *arguments, **named)
+        if not fits(answer, arguments):
+            raise InvalidInput(f"{type(self).__name__}.{name} gave {answer!r:.80}; give {right}")
+        return answer
+
+    return checked
 
 
 def check_names(owner: str, names: Iterable[str], call: Callable[..., Any]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from ttc.attention.pieces import Piece, pieces
 from ttc.attention.reader import Fetch, Reader, Reads, Regenerate
-from ttc.checks import Options, PositiveFloat
+from ttc.checks import Answering, Options, PositiveFloat, is_list
 from ttc.errors import InvalidInput
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
@@ -48,8 +48,14 @@ def machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+def _covers(units: Sequence[Fetch], layer: int, reads: Reads, absent: Sequence[int]) -> bool:
+    """Whether units of a layer have all pieces that are absent, and no others."""
+    alike = all(isinstance(unit, Fetch) and unit.layer == layer for unit in units)
+    return alike and {piece for unit in units for piece in unit.pieces} == {*absent}
+
+
 @dataclass
-class Residency(Options):
+class Residency(Options, Answering):
     """Answers as the policy that keeps everything on the device does; others answer in another way.
 
     A policy as configured holds no KV: `bind` makes a copy with a memory of its own.
@@ -58,6 +64,14 @@ class Residency(Options):
     """
 
     setting_of: ClassVar[str] = "memory."
+    gives: ClassVar = {
+        "order": (lambda blocks, _: is_list(blocks), "a list of blocks, the first to leave first"),
+        "make_room": (lambda free, _: isinstance(free, bool), "True or False"),
+        "read": (
+            lambda units, given: is_list(units) and _covers(units, *given),
+            "Fetch(layer, heads, pieces) for this layer and all absent pieces",
+        ),
+    }
 
     budget_gib: PositiveFloat | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -32,6 +32,9 @@ class Headwise(Offloading):
 
     Use it where: one context is very long.
     """
+
+    gives: ClassVar = {}
+    """Heads that see a window alone read less than what is absent."""
 
     head_group: PositiveInt | None = None
     streaming_heads: str | None = None

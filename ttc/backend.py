@@ -141,7 +141,10 @@ class Backend(Answering):
         ),
         "extend": (lambda task, _: isinstance(task, Task), "a ttc.Task, as Task.made(None)"),
         "score": (_scores, "a ttc.Task of a row for each continuation, as Task.made(rows)"),
-        "running_batch": (lambda batch, _: isinstance(batch, Batch), "a ttc.backend.Batch"),
+        "running_batch": (
+            lambda batch, _: callable(getattr(batch, "step", None)),
+            "a ttc.backend.Batch",
+        ),
         "encode": (lambda tokens, _: is_list(tokens), "a list of tokens"),
         "decode": (lambda text, _: isinstance(text, str), "a text"),
         "of_branch": (lambda backend, _: isinstance(backend, Backend), "a backend"),

@@ -60,6 +60,20 @@ class Reads(Length):
         return super().rate(branches, questions, backend)
 
 
+def test_a_search_that_has_ended_is_not_cancelled_any_more() -> None:
+    engine, cancel = make_engine(), threading.Event()
+    config = SearchConfig.of(
+        Greedy(max_tokens=4), engine, SolveOptions.of(template=PLAIN, cancel=cancel)
+    )
+    driver = Driver(engine, ProblemAdmission.of(engine))
+    driver.add(Problem("12"), config)
+    while not any(active.done for active in driver.active.values()):
+        assert not any(said.result for _, said in driver.step())
+    cancel.set()
+    (result,) = (said.result for _, said in driver.step() if said.result)
+    assert result.stopped is None and len(result.best.tokens) > 4
+
+
 @contextmanager
 def at_pass(engine: Engine, number: int, act: Callable[[], object]) -> Iterator[list[int]]:
     """Something happens while the model makes a pass. Gives the sizes of the passes."""

@@ -269,9 +269,14 @@ def test_a_later_prompt_shares_up_to_a_state_that_was_kept(monkeypatch: pytest.M
     second = engine.root([*head, *prompt(3, 6)])
     assert second.usage.shared_tokens == 32
     engine.generate([second], 3, sampling=GREEDY)
-    for branch in (first, second):
+    engine.extend([first], [prompt(4, 30)]).result()  # as a tool's answer
+    engine.generate([first], 3, sampling=GREEDY)
+    third = engine.root([*first.tokens[:75], *prompt(5, 6)])
+    assert third.usage.shared_tokens == 64
+    engine.generate([third], 3, sampling=GREEDY)
+    for branch in (first, second, third):
         assert_like_plain(plain("qwen3_5_text"), branch)
-    assert_nothing_left(engine, [first, second])
+    assert_nothing_left(engine, [first, second, third])
 
 
 def test_similar_prompts_are_refused_by_name() -> None:

@@ -173,6 +173,15 @@ def test_the_next_groups_states_come_while_a_group_decodes() -> None:
         assert_like_plain(plain("mamba2"), branch)
 
 
+def test_the_states_of_a_group_leave_at_once_where_another_one_follows() -> None:
+    engine = limited("mamba2", "beam_groups", 6)
+    branches = engine.fork(engine.root(prompt(1, 12)), 8)
+    batch = engine.running_batch()
+    batch.add(branches, Step(3), GREEDY)
+    ended = batch.step()
+    assert len(ended) == 4 and places(ended) == [(False, True)] * 4
+
+
 def test_states_leave_before_keys_and_values_and_the_oldest_first() -> None:
     engine = limited("jamba", "paged", 3.5, 100)
     roots = [engine.root(prompt(seed, 17)) for seed in (1, 2, 3)]

@@ -115,6 +115,22 @@ def test_a_cancelled_step_keeps_what_it_has(policy: Any, monkeypatch: pytest.Mon
     assert_nothing_left(engine, branches)
 
 
+def test_a_block_gives_up_no_copy_of_its_own_for_the_room_of_the_others() -> None:
+    engine = make_engine(memory=Paged(block_tokens=16))
+    branch = engine.root(list(range(1, 18)))
+    memory = engine.memory
+    (storage,) = memory.live
+    memory.write_back(storage, "test", [0])
+    memory.host.budget_bytes = memory.host.used_bytes
+    with pytest.raises(OutOfMemory):
+        memory.evict(storage, "test")
+    assert storage.is_resident and storage.host[0] is not None
+    assert isinstance(engine.residency, Paged)
+    engine.residency.write_ahead(2**40)  # as far as there is room
+    assert storage.is_resident
+    assert_nothing_left(engine, [branch])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -159,5 +159,18 @@ class Searches(RuleBasedStateMachine):
             assert 0 < tokens == storage.filled <= storage.room
 
 
+def test_a_branch_that_is_let_go_leaves_all_that_nobody_else_needs() -> None:
+    freed = list[Storage]()
+    tree = Tree(lambda after, room, one_each: Storage(1, after.end, 8), freed.append)
+    one, two = (Held([], tree.hold(tree.trunk)) for _ in range(2))
+    tree.write(one, [1] * 8, 8)
+    tree.move(two, one.leaf)
+    tree.write(one, [2] * 24, 8)
+    assert tree.let_go(one) and one.leaf is two.leaf and len(freed) == 3
+    tree.drop(two.leaf)
+    assert tree.let_go(one) and one.leaf is tree.trunk and not tree.segments()
+    assert not tree.let_go(one)
+
+
 TestSearches = Searches.TestCase
 TestSearches.settings = settings(max_examples=examples(100), stateful_step_count=30)

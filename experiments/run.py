@@ -16,12 +16,12 @@ UNTOUCHED = "stopped before anything was run; nothing is lost\nrun the same comm
 
 def main() -> None:
     """Answer at once, then import what takes seconds and hand over to Hydra."""
-    given = " ".join(sys.argv[1:]) or "the default settings; --help shows others"
+    command = " ".join(sys.argv[1:]) or "the default settings; --help shows others"
     words = [word for word in sys.argv[1:] if word not in HELP]
     if HELP & set(sys.argv[1:]) and words and _chooses(words):
-        perform(_show_settings, given)
+        perform(_show_settings, command)
     else:
-        perform_or_help(launch, "run", given, UNTOUCHED)
+        perform_or_help(launch, "run", command, UNTOUCHED)
 
 
 def _chooses(words: list[str]) -> bool:

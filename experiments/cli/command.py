@@ -38,15 +38,15 @@ def of_part(name: str) -> None:
 
 
 def perform_or_help(
-    work: Callable[[], Any], page: str, given: str, stopped: str = "stopped"
+    work: Callable[[], Any], page: str, command: str, stopped: str = "stopped"
 ) -> None:
     """As `perform`; where --help was typed, print that page of `experiments.cli.help`."""
     if HELP & set(sys.argv[1:]):
-        from experiments.cli.help import shown
+        from experiments.cli.help import help_page
 
-        show(shown(page), end="")
+        show(help_page(page), end="")
     else:
-        perform(work, given, stopped)
+        perform(work, command, stopped)
 
 
 @contextmanager
@@ -63,13 +63,13 @@ def _environment_kept() -> Iterator[None]:
 
 
 @_environment_kept()
-def perform(work: Callable[[], Any], given: str, stopped: str = "stopped") -> None:
+def perform(work: Callable[[], Any], command: str, stopped: str = "stopped") -> None:
     """Say what is started, then import and do it; ends the process with `work`'s exit code, if it
     returns one.
 
-    given: what the user typed. stopped: what Ctrl-C says, unless `work` knows more.
+    command: what the user typed. stopped: what Ctrl-C says, unless `work` knows more.
     """
-    say(f"starting: {given}")
+    say(f"starting: {command}")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a sign gets its code
         sys.stdout.reconfigure(errors="backslashreplace")
     check()

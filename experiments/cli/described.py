@@ -21,8 +21,8 @@ def described(kind: Any) -> dict[str, str]:
     words: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         for paragraph in inspect.cleandoc(base.__doc__ or "").split("\n\n"):
-            _, *found = HEAD.split(" ".join(paragraph.split()))
-            for names, text in zip(found[::2], found[1::2], strict=True):
+            _, *items = HEAD.split(" ".join(paragraph.split()))
+            for names, text in zip(items[::2], items[1::2], strict=True):
                 meaning = text.partition(". Raises ")[0].strip().removesuffix(".")
                 words |= dict.fromkeys(names.split(", "), meaning)
     return words
@@ -35,16 +35,16 @@ def first_sentence(kind: type) -> str:
 
 
 def help_lines(
-    group: str, kind: Any, given: Mapping[str, Any] = MappingProxyType({}), width: int = 120
+    group: str, kind: Any, defaults: Mapping[str, Any] = MappingProxyType({}), width: int = 120
 ) -> str:
     """A line for each field: how it is set, what it means and, in brackets, its default and its
-    limit. given: other defaults than those of the fields."""
+    limit. defaults: others than those of the fields."""
     words, hints, limits = described(kind), get_type_hints(kind), option_hints(kind)
     lines = []
     for f in fields(kind):
         if not f.init:
             continue
-        usual = given.get(f.name, f.default)
+        usual = defaults.get(f.name, f.default)
         types = {hints[f.name], *get_args(hints[f.name])}
         value = "N" if int in types else "X" if float in types else f.name.upper()
         default = f"{usual:g}" if isinstance(usual, float) else f"{usual}".replace("\n", "\\n")
@@ -52,9 +52,9 @@ def help_lines(
             value, default = f"{usual is not True}".lower(), ""
         if usual in (None, "", "???", MISSING, ()) or isinstance(usual, list | dict):
             default = ""
-        told = "; ".join(filter(None, (default, allowed(limits.get(f.name, Any)))))
+        note = "; ".join(filter(None, (default, allowed(limits.get(f.name, Any)))))
         lines += textwrap.wrap(
-            f"{words.get(f.name, '')} {told and f'({told})'}",
+            f"{words.get(f.name, '')} {note and f'({note})'}",
             width,
             initial_indent=f"  {f'{group}.{f.name}={value}':<27} ",
             subsequent_indent=" " * 30,

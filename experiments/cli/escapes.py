@@ -35,16 +35,16 @@ def resolve_escapes(config: DictConfig) -> None:
         _resolve(config.train, ("separator", "prompt", "format"))
 
 
-def _resolve(part: Any, keys: Iterable[Any]) -> None:
+def _resolve(node: Any, keys: Iterable[Any]) -> None:
     for key in keys:
-        if OmegaConf.is_dict(part) and (
-            key not in part or key == "_target_" or OmegaConf.is_missing(part, key)
+        if OmegaConf.is_dict(node) and (
+            key not in node or key == "_target_" or OmegaConf.is_missing(node, key)
         ):
             continue
-        value = part[key]
+        value = node[key]
         if isinstance(value, str):
-            if not OmegaConf.is_interpolation(part, key):
-                part[key] = typed(value)
+            if not OmegaConf.is_interpolation(node, key):
+                node[key] = typed(value)
         elif OmegaConf.is_dict(value):
             _resolve(value, list(value))
         elif OmegaConf.is_list(value):

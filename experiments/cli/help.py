@@ -26,7 +26,7 @@ GROUPS = (
 PAGES = Path(__file__).with_name("pages")
 
 
-def shown(name: str) -> str:
+def help_page(name: str) -> str:
     """The page of a command."""
     return page() if name == "run" else _text(name)
 

@@ -54,7 +54,7 @@ def label(row: LabelSettings, keys: Sequence[str]) -> str:
     return " ".join(_parts(row, short_keys(keys)))
 
 
-def given_labels(names: Sequence[str], defaults: Sequence[str]) -> list[str]:
+def checked_labels(names: Sequence[str], defaults: Sequence[str]) -> list[str]:
     """The labels that were typed for rows, one for each of those that were made.
 
     Raises InvalidInput where they do not fit the rows.
@@ -87,7 +87,7 @@ def _tells(key: str, rows: Sequence[LabelSettings]) -> bool:
     """Whether rows that are of one kind in all groups around a key differ in it."""
     values: dict[str, set[str]] = {}
     for row in rows:
-        kind = repr([row.get(part) for part in _kinds_around(key)])
+        kind = repr([row.get(name) for name in _kinds_around(key)])
         values.setdefault(kind, set()).add(repr(row[key]) if key in row else "")
     return any(len(different) > 1 for different in values.values())
 

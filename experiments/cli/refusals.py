@@ -69,10 +69,10 @@ def reason(error: BaseException | None) -> str | None:
         cause = error.__cause__
         if isinstance(cause, ConfigAttributeError | ConfigKeyError):
             return _unknown_setting(cause)
-        given = str(error).strip().removeprefix("Error merging override ")
-        if isinstance(cause, ValidationError) and (wrong := _wrong_type(given, cause)):
+        override = str(error).strip().removeprefix("Error merging override ")
+        if isinstance(cause, ValidationError) and (wrong := _wrong_type(override, cause)):
             return wrong
-        return ": ".join(filter(None, (given, reason(cause))))
+        return ": ".join(filter(None, (override, reason(cause))))
     if isinstance(error, OmegaConfBaseException):
         return str(error).splitlines()[0]
     return None
@@ -107,18 +107,18 @@ def _unknown_choice(error: MissingConfigException) -> str:
 def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
     if gone := removed_setting(error.full_key or ""):
         return gone
-    part = error.parent_node
-    if part is None or not OmegaConf.is_dict(part):
+    node = error.parent_node
+    if node is None or not OmegaConf.is_dict(node):
         return str(error).splitlines()[0]
-    owner = part.get("_target_") or (error.full_key or "").rpartition(".")[0]
-    names = [name for name in part if name not in ("_target_", "hydra")]
-    if "_target_" in part and OmegaConf.is_interpolation(part, "_target_"):  # by another setting
+    owner = node.get("_target_") or (error.full_key or "").rpartition(".")[0]
+    names = [name for name in node if name not in ("_target_", "hydra")]
+    if "_target_" in node and OmegaConf.is_interpolation(node, "_target_"):  # by another setting
         group = (error.full_key or "").partition(".")[0]
         return (
             f"{error.full_key} cannot be set where {group}=auto chooses {owner}; name it "
             f"beside it, as {group}=NAME"
         )
-    if not names and "_target_" in part and part["_target_"]:
+    if not names and "_target_" in node and node["_target_"]:
         return f"{error.full_key} is no setting of {owner}, which has none"
     if not names and "." in owner:  # of settings that are anyone's, as a task's
         return f"{error.full_key} is new there; add it with a plus, as +{error.full_key}=VALUE"
@@ -131,10 +131,12 @@ def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
     return f"{error.full_key} is no setting{owner and f' of {owner}'}; {named}"
 
 
-def _wrong_type(given: str, error: ValidationError) -> str | None:
+def _wrong_type(override: str, error: ValidationError) -> str | None:
     """The refusal of a value of another type, in the words of `ttc.checks`."""
     converted = r"Value '.*' of type '(?P<given>\w+)' could not be converted to (?P<right>\w+)"
     flag = r"Value '.*' is not a valid (?P<right>bool) \(type (?P<given>\w+)\)"
-    told = re.match(converted, error.msg or "") or re.match(flag, error.msg or "")
-    right = told and TYPES.get(told["right"])
-    return f"{given} is of type {told['given']}; give {PLAIN[right]}" if told and right else None
+    match = re.match(converted, error.msg or "") or re.match(flag, error.msg or "")
+    right = match and TYPES.get(match["right"])
+    return (
+        f"{override} is of type {match['given']}; give {PLAIN[right]}" if match and right else None
+    )

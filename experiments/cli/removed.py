@@ -37,8 +37,8 @@ def removal(group: str, name: str) -> str | None:
     """What to tell of a choice, by its name or the path of its class; None if it was not
     removed."""
     for choice, (path, instead) in REMOVED.items():
-        of, _, known = choice.partition("=")
-        if of == group and name in (known, path):
+        of, _, old = choice.partition("=")
+        if of == group and name in (old, path):
             return f"{group}={name} was removed; {instead}"
     return None
 

@@ -47,10 +47,10 @@ class Table:
         if alike:
             values = "; ".join(f"{name}: {value}" for name, value, *_ in alike)
             notes.insert(0, f"in every row: {values}")
-        shown = [column for column in columns if column not in alike]
+        differing = [column for column in columns if column not in alike]
         parts = [self.title] if self.title else []
-        if len(shown) > 1:
-            parts += [_aligned(block, width) for block in _blocks(shown, width)]
+        if len(differing) > 1:
+            parts += [_aligned(block, width) for block in _blocks(differing, width)]
         parts += [textwrap.fill(note, min(width, NOTE)) for note in notes]
         return "\n\n".join(parts)
 

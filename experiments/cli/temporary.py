@@ -14,14 +14,14 @@ from ttc.errors import TTCError, refusing
 @contextmanager
 def temporary_folder(prefix: str = "ttc-", within: Path | None = None) -> Iterator[Path]:
     """A folder that is removed at the end. within: None for where TMPDIR says."""
-    with told_of_temporary(within):
+    with temporary_errors(within):
         place = TemporaryDirectory(prefix=prefix, dir=within, ignore_cleanup_errors=True)
     with place:
         yield Path(place.name)
 
 
 @contextmanager
-def told_of_temporary(folder: Path | None) -> Iterator[None]:
+def temporary_errors(folder: Path | None) -> Iterator[None]:
     """Raise TTCError that names the folder and the way out where it cannot be written to."""
     where = folder or os.environ.get("TMPDIR", "/tmp")
     with refusing(

@@ -129,8 +129,8 @@ def _label(step: DrawnStep, count: int, span: tuple[float, float]) -> Text:
     thought, answer = _line(step.text[: step.thought]), _line(step.text[step.thought :])
     style = "italic" if step.state == "growing" else ""
     if thought:
-        shown = _line(thought, THOUGHT_WIDTH) if answer else thought
-        label.append(f"(thought) {shown}", style=f"dim {style}".strip())
+        text = _line(thought, THOUGHT_WIDTH) if answer else thought
+        label.append(f"(thought) {text}", style=f"dim {style}".strip())
     if answer:
         label.append(f" (answer) {answer}" if thought else answer, style=style)
     elif not thought:

@@ -76,11 +76,11 @@ def load(folder: Path) -> list[Solved]:
 def usable(rules: Sequence[Rule], problems: Sequence[Solved]) -> tuple[list[Rule], dict[str, str]]:
     """The rules whose field some candidate has; why the others cannot be scored."""
     samples = [sample for problem in problems for sample in problem.samples]
-    known = {
+    fields = {
         field for field in MISSING if any(getattr(sample, field) is not None for sample in samples)
     }
     missing = {
-        rule.name: MISSING[rule.needs] for rule in rules if rule.needs not in {"answer", *known}
+        rule.name: MISSING[rule.needs] for rule in rules if rule.needs not in {"answer", *fields}
     }
     return [rule for rule in rules if rule.name not in missing], missing
 
@@ -129,9 +129,9 @@ def score(
                     chances = rule.chances([problem.samples[i] for i in subset])
                     hits += sum(chance for chance, mark in zip(chances, marks, strict=True) if mark)
                 shares[rule.name].append(hits / len(chosen))
-        asked = [problem.question for problem in problems]
+        questions = [problem.question for problem in problems]
         for name, each in shares.items():
-            values = means(zip(asked, each, strict=True)).values()
+            values = means(zip(questions, each, strict=True)).values()
             figures = {
                 "accuracy": sum(values) / len(values),
                 "accuracy_95": list(wilson(sum(values), len(values))),
@@ -143,7 +143,7 @@ def score(
 # ---------------------------------------------------------------- what is shown
 
 
-def shown_numbers(last: int) -> list[int]:
+def table_numbers(last: int) -> list[int]:
     """The values of n in a table: all up to 8, then powers of two and the last."""
     return [n for n in range(1, last + 1) if last <= 8 or n == last or n & (n - 1) == 0]
 
@@ -151,7 +151,7 @@ def shown_numbers(last: int) -> list[int]:
 def table(rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> Table:
     by_rule = {(row["rule"], row["n"]): row for row in rows}
     names = list(dict.fromkeys(row["rule"] for row in rows))
-    numbers = shown_numbers(max(row["n"] for row in rows))
+    numbers = table_numbers(max(row["n"] for row in rows))
     lines = []
     for name in names:
         low, high = by_rule[name, numbers[-1]]["accuracy_95"]
@@ -177,8 +177,8 @@ def about(folder: Path, problems: Sequence[Solved], draws: int) -> list[str]:
             f"problems with fewer than {max(counts)} candidates, all of which count where n is "
             f"more: {fewer}"
         )
-    known = read_fingerprint(folder).get("data", {}).keys()
-    if left := len(known - {problem.id for problem in problems}):
+    ids = read_fingerprint(folder).get("data", {}).keys()
+    if left := len(ids - {problem.id for problem in problems}):
         lines.append(f"problems left to solve, which count nowhere: {left}")
     return lines
 
@@ -196,8 +196,8 @@ def report(arguments: argparse.Namespace) -> str:
     for name, why in missing.items():
         reasons.setdefault(why, []).append(name)
     notes += [f"not scored: {', '.join(names)}: {why}" for why, names in reasons.items()]
-    shown: str = getattr(table(rows, notes), arguments.format)()
-    return shown
+    text: str = getattr(table(rows, notes), arguments.format)()
+    return text
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:

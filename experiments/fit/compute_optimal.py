@@ -101,12 +101,12 @@ def _check_runs(runs: Sequence[FinishedRun]) -> None:
     """Raise InvalidInput for runs of different problems or models, and for one with a limit."""
     first = runs[0]
     of_one = {
-        f"{run.folder} has {part} {run.config[f'{part}.name']}, and {first.folder} has "
-        f"{first.config[f'{part}.name']}; give runs of one": (
-            run.config[f"{part}.name"] != first.config[f"{part}.name"]
+        f"{run.folder} has {group} {run.config[f'{group}.name']}, and {first.folder} has "
+        f"{first.config[f'{group}.name']}; give runs of one": (
+            run.config[f"{group}.name"] != first.config[f"{group}.name"]
         )
         for run in runs
-        for part in ("model", "dataset")
+        for group in ("model", "dataset")
     }
     limited = {  # as a whole run, which a strategy within a search is not
         f"{run.folder} was limited by run.{name}={run.config[f'run.{name}']}, which a strategy "
@@ -168,10 +168,10 @@ def two_fold(table: Measurements, bins: int, budget: float, seed: int) -> dict[s
     halves = np.array_split(np.random.default_rng(seed).permutation(len(table.ease)), 2)
     rows: list[list[float]] = []
     for train, test in (halves, halves[::-1]):
-        known = table.rows(train)
+        old = table.rows(train)
         new = table.rows(test)
-        chosen = fit(known, bins, budget).of(new.ease)
-        fixed = best_fixed(known, budget)
+        chosen = fit(old, bins, budget).of(new.ease)
+        fixed = best_fixed(old, budget)
         each = np.arange(len(test))
         rows += np.stack(
             [
@@ -235,8 +235,8 @@ def report(arguments: argparse.Namespace) -> str:
         f"{arguments.bins} bins, 2 folds",
         "accuracy in percent [95% interval], tokens per problem",
     ]
-    for name, part in (("by bins", "fitted"), ("best fixed", "fixed")):
-        *accuracy, tokens = worth[part]
+    for name, key in (("by bins", "fitted"), ("best fixed", "fixed")):
+        *accuracy, tokens = worth[key]
         mean, low, high = (100 * value for value in accuracy)
         lines.append(f"{name:<12} {mean:.1f} [{low:.1f} to {high:.1f}]  {tokens:.0f}")
     gain, low, high = (f"{100 * value:+.1f}" for value in worth["difference"])

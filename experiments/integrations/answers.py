@@ -20,23 +20,23 @@ class Answers:
     def __init__(self, file: str | None, identity: Mapping[str, Any]):
         self.reused = 0
         self.identity = json.dumps(identity, sort_keys=True, default=str)
-        self.known: Any = {}
+        self.stored: Any = {}
         if file is not None:
             from sqlitedict import SqliteDict
 
             Path(file).parent.mkdir(parents=True, exist_ok=True)
-            self.known = SqliteDict(file, autocommit=True, encode=json.dumps, decode=json.loads)
+            self.stored = SqliteDict(file, autocommit=True, encode=json.dumps, decode=json.loads)
         self.kept = file is not None
 
     def get(self, question: Sequence[Any]) -> Any:
         """The answer, None where it is not known."""
-        answer = self.known.get(self._key(question)) if self.kept else None
+        answer = self.stored.get(self._key(question)) if self.kept else None
         self.reused += answer is not None
         return answer
 
     def keep(self, question: Sequence[Any], answer: Any) -> None:
         if self.kept:
-            self.known[self._key(question)] = answer
+            self.stored[self._key(question)] = answer
 
     def _key(self, question: Sequence[Any]) -> str:
         return hashlib.sha256(

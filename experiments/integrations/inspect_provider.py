@@ -91,7 +91,7 @@ class SearchModel(ModelAPI):
             self.solver = Solver.of({"model.name": model_name, **server, **model_args})
         self.tokenizer = self.solver.backend.tokenizer
         self.together = CallBatcher(self._solve)
-        self.asked_before: Counter[tuple[Any, ...]] = Counter()
+        self.repeats: Counter[tuple[Any, ...]] = Counter()
         self.limiter: CapacityLimiter | None = None
 
     def max_connections(self) -> int:
@@ -119,7 +119,7 @@ class SearchModel(ModelAPI):
                 },
             }
         )
-        request = self._problem(input, config), _asked(config)
+        request = self._problem(input, config), _options(config)
         if self.limiter is None:
             self.limiter = CapacityLimiter(config.max_connections or CONNECTIONS)
         result = await run_sync(self.together, request, limiter=self.limiter)
@@ -130,14 +130,14 @@ class SearchModel(ModelAPI):
         active = sample_active()
         sample = (None, None) if active is None else (active.sample.id, active.epoch)
         about = (*sample, config.seed)
-        self.asked_before[*about, prompt] += 1
-        return Problem(prompt, repr((*about, prompt, self.asked_before[*about, prompt])))
+        self.repeats[*about, prompt] += 1
+        return Problem(prompt, repr((*about, prompt, self.repeats[*about, prompt])))
 
     def prompt(self, messages: Sequence[ChatMessage]) -> str:
         """The messages through the model's chat template; as plain texts where it has none."""
         for message in messages:
-            parts = () if isinstance(message.content, str) else message.content
-            if any(part.type not in READ for part in parts):
+            blocks = () if isinstance(message.content, str) else message.content
+            if any(block.type not in READ for block in blocks):
                 raise InvalidInput("a message holds more than text; searches read text alone")
         if getattr(self.tokenizer, "chat_template", None) is None:
             return "\n\n".join(message.text for message in messages)
@@ -154,10 +154,11 @@ class SearchModel(ModelAPI):
     def _solve(self, requests: Sequence[tuple[Problem, AnswerOptions]]) -> list[Result]:
         results: dict[str, Result] = {}
         template = Verbatim(chat_turns=getattr(self.tokenizer, "chat_template", None) is not None)
-        for asked in dict.fromkeys(asked for _, asked in requests):
-            problems = [problem for problem, options in requests if options == asked]
+        for chosen in dict.fromkeys(chosen for _, chosen in requests):
+            problems = [problem for problem, options in requests if options == chosen]
             results |= {
-                result.problem.id: result for result in self.solver.solve(problems, template, asked)
+                result.problem.id: result
+                for result in self.solver.solve(problems, template, chosen)
             }
         return [results[problem.id] for problem, _ in requests]
 
@@ -229,9 +230,9 @@ class CallBatcher:
                 future.set_result(answer)
 
 
-def _asked(config: GenerateConfig) -> AnswerOptions:
-    given = [
+def _options(config: GenerateConfig) -> AnswerOptions:
+    settings = [
         (name, getattr(config, name)) for name in SAMPLING if getattr(config, name) is not None
     ]
-    sampling = tuple(given) if config.temperature else ()
+    sampling = tuple(settings) if config.temperature else ()
     return AnswerOptions(config.max_tokens, tuple(config.stop_seqs or ()), sampling)

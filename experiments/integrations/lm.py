@@ -185,15 +185,15 @@ class SearchLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         answers: dict[int, str] = {}
         todo: dict[str, list[tuple[int, Problem, tuple[Any, ...]]]] = {}
-        asked_before: Counter[tuple[Any, Any]] = Counter()
+        repeats: Counter[tuple[Any, Any]] = Counter()
         for place, request in enumerate(requests):
             context, options = request.args
             document = request.task_name, request.doc_id
-            about = (*document, asked_before[document])
-            asked_before[document] += 1
+            about = (*document, repeats[document])
+            repeats[document] += 1
             key = ("generate_until", context, options, self.chat, *about)
-            if (known := self.answers.get(key)) is not None:
-                answers[place] = known
+            if (stored := self.answers.get(key)) is not None:
+                answers[place] = stored
             else:
                 problem = Problem(context, f"{about[0]}-{about[1]}-{about[2]}")
                 todo.setdefault(json.dumps(options, sort_keys=True), []).append(
@@ -202,8 +202,8 @@ class SearchLM(TemplateLM):
         with tqdm(
             total=len(requests), initial=len(answers), disable=disable_tqdm, desc="searches"
         ) as bar:
-            for text, asked in todo.items():
-                for place, answer in self._searched(json.loads(text), asked):
+            for text, group in todo.items():
+                for place, answer in self._searched(json.loads(text), group):
                     answers[place] = answer
                     bar.update()
         return [answers[place] for place in range(len(requests))]
@@ -211,22 +211,24 @@ class SearchLM(TemplateLM):
     def _searched(
         self, options: dict[str, Any], todo: Sequence[tuple[int, Problem, tuple[Any, ...]]]
     ) -> Iterator[tuple[int, str]]:
-        until, asked = self.read_options(options)
+        until, settings = self.read_options(options)
         places = {problem.id: (place, key) for place, problem, key in todo}
-        assert asked.max_tokens is not None  # a task always says how much it asks for
-        template = Context(keep=self.max_length - asked.max_tokens, chat_turns=self.chat)
-        for result in self.solver.solve([problem for _, problem, _ in todo], template, asked):
+        assert settings.max_tokens is not None  # a task always says how much it asks for
+        template = Context(keep=self.max_length - settings.max_tokens, chat_turns=self.chat)
+        for result in self.solver.solve([problem for _, problem, _ in todo], template, settings):
             place, key = places[result.problem.id]
             self.usage += result.usage
             self.solved += 1
             if result.error is not None:
                 say(f"{result.problem.id} has no answer: {result.error}")
-            answer = postprocess_generated_text(self._said(result), until, self.think_end_token)
+            answer = postprocess_generated_text(
+                self._answer_text(result), until, self.think_end_token
+            )
             if result.error is None:
                 self.answers.keep(key, answer)
             yield place, answer
 
-    def _said(self, result: Result) -> str:
+    def _answer_text(self, result: Result) -> str:
         """What follows the thoughts of a result's text; all of it where the harness is told what
         ends them."""
         if result.best is None:
@@ -237,36 +239,36 @@ class SearchLM(TemplateLM):
         return (result.best.answer_text or "").lstrip()
 
     def read_options(self, options: dict[str, Any]) -> tuple[list[str], AnswerOptions]:
-        """A task's `generation_kwargs` as a stop list and as what is asked of the search."""
-        given = dict(normalize_gen_kwargs(options, self.max_gen_toks))
+        """A task's `generation_kwargs` as a stop list and as the search's options."""
+        kwargs = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         has_eos = self.tokenizer.eos_token_id is not None
         eos = self.tokenizer.decode([self.eot_token_id]) if has_eos else None
-        until = handle_stop_sequences(given.pop("until"), eos=eos)
-        max_tokens = int(given.pop("max_gen_toks"))
-        samples = given.pop("do_sample")
-        sampling = {name: given.pop(name) for name in SAMPLING if name in given}
+        until = handle_stop_sequences(kwargs.pop("until"), eos=eos)
+        max_tokens = int(kwargs.pop("max_gen_toks"))
+        samples = kwargs.pop("do_sample")
+        sampling = {name: kwargs.pop(name) for name in SAMPLING if name in kwargs}
         refuse(
             {
                 f"max_gen_toks={max_tokens} leaves no room for a prompt in the model's context of "
                 f"{self.max_length} tokens": not 0 < max_tokens < self.max_length,
-                f"the generation setting {', '.join(given)} means nothing to a search; use until, "
-                f"max_gen_toks, do_sample, {', '.join(SAMPLING)}": given,
+                f"the generation setting {', '.join(kwargs)} means nothing to a search; use until, "
+                f"max_gen_toks, do_sample, {', '.join(SAMPLING)}": kwargs,
             }
         )
         end = tuple(filter(None, until))
-        asked = AnswerOptions(max_tokens, end, tuple(sampling.items()) if samples else ())
-        self.solver.check(asked)
-        return until, asked
+        settings = AnswerOptions(max_tokens, end, tuple(sampling.items()) if samples else ())
+        self.solver.check(settings)
+        return until, settings
 
     # ---------------------------------------------------------------- log-likelihoods
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        known = [self.answers.get(("loglikelihood", *request.args)) for request in requests]
-        todo = [request for request, answer in zip(requests, known, strict=True) if answer is None]
+        stored = [self.answers.get(("loglikelihood", *request.args)) for request in requests]
+        todo = [request for request, answer in zip(requests, stored, strict=True) if answer is None]
         new = iter(super().loglikelihood(todo, disable_tqdm) if todo else [])
-        return [next(new) if answer is None else (answer[0], answer[1]) for answer in known]
+        return [next(new) if answer is None else (answer[0], answer[1]) for answer in stored]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -309,14 +311,14 @@ class SearchLM(TemplateLM):
         ]
         groups = [list(group) for _, group in groupby(sorted(cut), key=lambda row: row[0])]
         answers: dict[int, tuple[float, bool]] = {}
-        held: list[Any] = []
+        previous: list[Any] = []
         step = self.solver.batch or TOGETHER
         try:
             with tqdm(total=len(requests), disable=disable_tqdm, desc="log-likelihoods") as bar:
                 for now in (groups[i : i + step] for i in range(0, len(groups), step)):
                     roots = engine.roots([group[0][0] for group in now]).result()
-                    engine.release(held)
-                    held = roots
+                    engine.release(previous)
+                    previous = roots
                     best: list[list[list[float]]] = []
                     continuations = [[row[1] for row in group] for group in now]
                     scores = engine.score(roots, continuations, likeliest=best).result()
@@ -329,7 +331,7 @@ class SearchLM(TemplateLM):
                     for root in roots:
                         self.usage += replace(root.usage)
         finally:
-            engine.release(held)
+            engine.release(previous)
         return [answers[place] for place in range(len(requests))]
 
     def _kept(

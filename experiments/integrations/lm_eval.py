@@ -73,10 +73,10 @@ def own_settings(arguments: argparse.Namespace) -> argparse.Namespace:
     """With `--model ttc`, the cache is one that knows searches apart, and the device is the
     engine's."""
     if getattr(arguments, "model", None) == NAME:
-        given = dict(arguments.model_args or {})
+        settings = dict(arguments.model_args or {})
         if arguments.use_cache is not None:
-            given["cache_file"], arguments.use_cache = arguments.use_cache, None
+            settings["cache_file"], arguments.use_cache = arguments.use_cache, None
         if arguments.device is not None:
-            given.setdefault("device", arguments.device)
-        arguments.model_args = given
+            settings.setdefault("device", arguments.device)
+        arguments.model_args = settings
     return arguments

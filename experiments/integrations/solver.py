@@ -159,28 +159,28 @@ class Solver:
         )
         return cls(backend, search, options, config.run.batch, named, identity)
 
-    def check(self, asked: AnswerOptions) -> Search:
-        """The search that answers what is asked. Raises InvalidInput where a task samples and the
+    def check(self, request: AnswerOptions) -> Search:
+        """The search that answers such a request. Raises InvalidInput where a task samples and the
         search does not."""
         names = {f.name for f in fields(self.search)}
         changes: dict[str, Any] = {}
         if (
-            asked.max_tokens is not None
+            request.max_tokens is not None
             and "max_tokens" in names
             and "search.max_tokens" not in self.settings
         ):
-            changes["max_tokens"] = asked.max_tokens
-        for name, value in asked.sampling:
+            changes["max_tokens"] = request.max_tokens
+        for name, value in request.sampling:
             if f"search.{name}" not in self.settings:
                 changes[name] = value
-        with refusing(InvalidInput, f"the task asks for {dict(asked.sampling)}: {{error}}"):
+        with refusing(InvalidInput, f"the task asks for {dict(request.sampling)}: {{error}}"):
             return replace(self.search, **changes)
 
     def solve(
-        self, problems: Sequence[Problem], template: PromptTemplate, asked: AnswerOptions
+        self, problems: Sequence[Problem], template: PromptTemplate, request: AnswerOptions
     ) -> Iterator[Result]:
-        options = replace(self.options, template=template, end=asked.end)
-        config = SearchConfig.of(self.check(asked), self.backend, options)
+        options = replace(self.options, template=template, end=request.end)
+        config = SearchConfig.of(self.check(request), self.backend, options)
         yield from results_of(self.backend, config, problems, concurrency=self.batch)
 
     @property
@@ -203,9 +203,9 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
                 f"and prompts; use {', '.join(SHORT)}, run.{{{','.join(RUN)}}} or those of "
                 f"{', '.join(GROUPS)}, as search=best_of_n search.n=8"
             )
-    given = {**DEFAULTS, **settings, "run.name": "unused"}
+    merged = {**DEFAULTS, **settings, "run.name": "unused"}
     overrides = [
-        f"{name}={as_override(value) if '.' in name else value}" for name, value in given.items()
+        f"{name}={as_override(value) if '.' in name else value}" for name, value in merged.items()
     ]
     with refusing((Exception, SystemExit), "{error}", words=explained):
         config = composed(overrides)

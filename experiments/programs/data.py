@@ -81,10 +81,10 @@ def read_evalplus(row: Row, name: str, config: DatasetConfig) -> Problem:
         solution = prompt + str(row[config.fields.answer or "canonical_solution"])
         closing = f"\n\ncheck({entry})\n"
     else:
-        shown = [str(test) for test in row["test_list"]]
+        tests = [str(test) for test in row["test_list"]]
         imports = row.get("test_imports") or []
-        about["shown_tests"] = ["\n".join([*imports, test]) for test in shown]
-        lines = "\n".join(shown)
+        about["shown_tests"] = ["\n".join([*imports, test]) for test in tests]
+        lines = "\n".join(tests)
         question = (
             f"{prompt.strip()}\nYour program has to pass these tests:\n```python\n{lines}\n```"
         )
@@ -163,17 +163,17 @@ class CodeGrader:
     run once."""
 
     limits: Limits = field(default_factory=Limits)
-    _known: dict[tuple[str, str], bool] = field(default_factory=dict)
+    _verdicts: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     def __call__(self, problem: Problem, answer: str | None) -> bool:
         if answer is None:
             return False
         key = problem.id, answer
-        if key not in self._known:
+        if key not in self._verdicts:
             program = whole_program(answer, problem.metadata)
             verdicts = failures(program, self.tests(problem), self.limits, until_first=True)
-            self._known[key] = all(verdict is None for verdict in verdicts)
-        return self._known[key]
+            self._verdicts[key] = all(verdict is None for verdict in verdicts)
+        return self._verdicts[key]
 
     def tests(self, problem: Problem) -> list[Test]:
         """The tests that grade a problem. Raises InvalidInput where it has none that can be

@@ -141,7 +141,7 @@ def watched(
 
     console = console or Console()
     driver = Driver(backend, ProblemAdmission.of(backend, 1), strict=True)
-    shown = 0.0
+    last_s = 0.0
     result: Result | None = None
     number = driver.add(Problem(question), config)
     try:
@@ -151,11 +151,11 @@ def watched(
                     result = progress.result or result
                     if not console.is_terminal and progress.result is None:
                         console.print(line(progress), highlight=False, markup=False, soft_wrap=True)
-                paused = time.monotonic() - shown > PAUSE_S
+                paused = time.monotonic() - last_s > PAUSE_S
                 if console.is_terminal and paused and number in driver.active:
                     steps = steps_under_way(driver.active[number])
                     live.update(drawn(question, steps), refresh=True)
-                    shown = time.monotonic()
+                    last_s = time.monotonic()
             assert result is not None
             live.update(drawn(question, steps_of(result)), refresh=True)
         if not console.is_terminal:
@@ -181,10 +181,10 @@ def outcome(result: Result, backend: Backend) -> str:
     if result.error is not None:
         lines.append(f"error: {result.error}")
     if (best := result.best) is not None:  # marks that are special tokens would be lost in its text
-        parts = [best.text]
+        texts = [best.text]
         if best.thought:
-            parts = [f"thought: {best.thought.strip()}", best.answer_text or ""]
-        lines.append("\n\n".join(part.strip() for part in parts if part))
+            texts = [f"thought: {best.thought.strip()}", best.answer_text or ""]
+        lines.append("\n\n".join(text.strip() for text in texts if text))
     answer = result.answer or "none was read; dataset.answer_kind=text takes the whole text"
     lines.append(f"\nanswer: {answer}")
     generated = number_of(usage.generated_tokens, "generated token")

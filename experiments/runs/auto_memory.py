@@ -25,11 +25,11 @@ def auto_of(config: DictConfig) -> Auto:
     """`memory=auto` as configured, planning for what the search asks for where the configuration
     leaves that open."""
     auto: Auto = instantiate(config.memory)
-    asked: dict[str, Any] = asked_for(instantiate(config.search, _convert_="all"))
-    return replace(auto, **{name: n for name, n in asked.items() if getattr(auto, name) is None})
+    needs: dict[str, Any] = search_needs(instantiate(config.search, _convert_="all"))
+    return replace(auto, **{name: n for name, n in needs.items() if getattr(auto, name) is None})
 
 
-def asked_for(search: Search) -> dict[str, int]:
+def search_needs(search: Search) -> dict[str, int]:
     """branches, step_tokens and output_tokens: of the first step that a search asks for, and of as
     many as it makes. Nothing for a search that looks at what a model has written before it asks."""
     root = Branch([0], None, 0, Usage(), lambda tokens: "")

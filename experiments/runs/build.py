@@ -62,24 +62,24 @@ def resolved(config: DictConfig) -> DictConfig:
     if "parts" in verifier:
         parts = verifier.parts
         verifier.parts = [
-            _by_name(part, "verifier.parts") if isinstance(part, str) else part for part in parts
+            _by_name(node, "verifier.parts") if isinstance(node, str) else node for node in parts
         ]
     if (file := verifier.get("calibration")) is not None:
         gate = _calibration(GateCalibration, file, config)
         verifier.tau_conf = gate.tau_conf
         verifier.r_gap = gate.r_gap
-    for where, part in (
+    for where, node in (
         ("verifier", verifier),
         ("verifier.inner", verifier.get("inner") or DictConfig({})),
     ):
-        exit = part.get("exit")
+        exit = node.get("exit")
         if exit is not None and OmegaConf.get_type(exit) is CalibratedExitConfig:
             if OmegaConf.is_missing(exit, "calibration"):
                 raise InvalidInput(
                     f"{where}.exit.calibration is not given; name a file of experiments.calibrate"
                 )
             settings = _calibration(ExitCalibration, exit.calibration, config).exit
-            part.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(settings)))
+            node.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(settings)))
     return config
 
 
@@ -135,10 +135,11 @@ def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
 
 
 def thinking_marks(config: DictConfig) -> Setting:
-    given = config.model.thinking_marks
-    if given is None or given is False:
-        return given
-    marks = OmegaConf.to_container(given) if OmegaConf.is_list(given) else given
+    marks = config.model.thinking_marks
+    if marks is None or marks is False:
+        return marks
+    if OmegaConf.is_list(marks):
+        marks = OmegaConf.to_container(marks)
     if not isinstance(marks, list) or len(marks) != 2:
         raise InvalidInput(
             f"model.thinking_marks={marks} must be null for the model's own, false for none, or "
@@ -194,8 +195,8 @@ def make_backend(config: DictConfig) -> Backend:
     tokenizer = tokenizer_of(config)
     settings = None
     if config.model.generation_settings:
-        asked = load_generation_config(name, **source)
-        settings = GenerationSettings.of(asked, len(tokenizer))
+        stored = load_generation_config(name, **source)
+        settings = GenerationSettings.of(stored, len(tokenizer))
     connect = handler("connect", "backend")
     backend = connect(_made(config.backend), tokenizer, settings)
     say_settings(settings)
@@ -218,8 +219,8 @@ def is_remote(config: DictConfig) -> bool:
 
 def own_backend(config: DictConfig) -> type[Backend] | None:
     """The class that is configured, if it is a backend with a tokenizer and not an address."""
-    found = get_class(config.backend._target_) if is_remote(config) else None
-    return found if found is not None and issubclass(found, Backend) else None
+    kind = get_class(config.backend._target_) if is_remote(config) else None
+    return kind if kind is not None and issubclass(kind, Backend) else None
 
 
 def check_backend(config: DictConfig) -> None:
@@ -366,5 +367,5 @@ def engine_options(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def _made(part: DictConfig, **settings: Any) -> Any:
-    return instantiate(part, _convert_="all", **settings) if part.get("_target_") else None
+def _made(node: DictConfig, **settings: Any) -> Any:
+    return instantiate(node, _convert_="all", **settings) if node.get("_target_") else None

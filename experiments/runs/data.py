@@ -21,7 +21,7 @@ from experiments.runs.readers import (
 )
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.shards import Shard
-from experiments.runs.summary import kinds_of_errors, shown_kind
+from experiments.runs.summary import kind_line, kinds_of_errors
 from ttc.checks import check_limits
 from ttc.errors import InvalidInput, number_of, refuse
 from ttc.origin import at, origin
@@ -75,11 +75,11 @@ def load_task(config: DatasetConfig) -> LoadedTask:
     return replace(task, problems=padded)
 
 
-def part_of(task: LoadedTask, shard: Shard | None) -> LoadedTask:
+def shard_of(task: LoadedTask, shard: Shard | None) -> LoadedTask:
     """The problems of a shard. Raises InvalidInput for one without any."""
     if shard is None:
         return task
-    mine = replace(task, problems=shard.part(task.problems), failures=shard.part(task.failures))
+    mine = replace(task, problems=shard.select(task.problems), failures=shard.select(task.failures))
     if not mine.problems:
         raise InvalidInput(
             f"run.shard={shard.index}/{shard.count} is left without a problem, as there are "
@@ -126,14 +126,14 @@ def _load(config: DatasetConfig) -> LoadedTask:
     problems, failures = _read(numbered, config, config.orders)
     if not problems:
         kinds = kinds_of_errors([reason for _, reason in failures])
-        alike = [f"\n  {shown_kind(kind)}" for kind in kinds[:SHOWN_KINDS] if len(failures) > 1]
+        alike = [f"\n  {kind_line(kind)}" for kind in kinds[:SHOWN_KINDS] if len(failures) > 1]
         raise InvalidInput(
             f"no row of {config.name} ({len(failures)}) can be used as "
             f"dataset.reader={config.reader}; {failures[0][0]}: {failures[0][1]}{''.join(alike)}"
         )
     check_orders(problems, config.orders)
-    shown = {question for question, _ in load_examples(config)}
-    if both := [p.id for p in problems if p.question in shown]:
+    examples = {question for question, _ in load_examples(config)}
+    if both := [p.id for p in problems if p.question in examples]:
         raise InvalidInput(
             f"{both[0]} is among the dataset.shots={config.shots} solved examples, which would "
             "give its answer away; take the examples from other rows: dataset.shots_path, "
@@ -206,16 +206,16 @@ def _worked_example(problem: Problem, config: DatasetConfig) -> str:
         end = f"The answer is \\boxed{{{problem.answer}}}."
         ends_so = "\\boxed{" in solution
     else:
-        asked = "the answer is" in config.instruction.lower() and "####" not in config.instruction
+        asks = "the answer is" in config.instruction.lower() and "####" not in config.instruction
         last = solution.rpartition("\n")[2]
         says = "answer is" in last.lower()
         if config.answer_kind == "choice":  # an explanation may speak of another answer
             says = stated_choice(last, problem.metadata.get("choices")) == problem.answer
-        ends_so = not asked or says
+        ends_so = not asks or says
     if solution and ends_so:
         return solution
     before, mark, _ = solution.rpartition("####")
-    return "\n".join(part for part in ((before if mark else solution).rstrip(), end) if part)
+    return "\n".join(text for text in ((before if mark else solution).rstrip(), end) if text)
 
 
 def _rows(config: DatasetConfig) -> list[Row]:
@@ -245,10 +245,10 @@ def _read(
                 source = text_of(row, config.fields.source)
                 check_text(source, "the source")
                 problem = replace(problem, metadata=problem.metadata | {"source": source})
-            asked = {p.id: p for p in in_orders(problem, orders, config.shuffle_seed)}
-            if known := asked.keys() & problems.keys():
-                raise InvalidInput(f"the id {min(known)!r} stands on an earlier row already")
-            problems |= asked
+            by_id = {p.id: p for p in in_orders(problem, orders, config.shuffle_seed)}
+            if twice := by_id.keys() & problems.keys():
+                raise InvalidInput(f"the id {min(twice)!r} stands on an earlier row already")
+            problems |= by_id
         except (Exception, SystemExit) as error:  # a reader may be anyone's; its row alone fails
             reason = str(error)
             if isinstance(error, KeyError):

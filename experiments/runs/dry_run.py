@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.runs.build import make_tools, thinking_marks, tokenizer_of
 from experiments.runs.data import LoadedTask
 from experiments.runs.private import marked
-from experiments.runs.summary import kinds_of_errors, shown_kind
+from experiments.runs.summary import kind_line, kinds_of_errors
 from ttc.errors import number_of
 from ttc.parts import handler
 from ttc.text.conversation import Conversation
@@ -56,5 +56,5 @@ def describe(config: DictConfig, template: PromptTemplate, task: LoadedTask) -> 
     )
     names = {" ".join(reason.split()): name for name, reason in reversed(task.failures)}
     kinds = kinds_of_errors([reason for _, reason in task.failures])
-    parts += [f"{names[kind['reason']]}: {shown_kind(kind)}" for kind in kinds[:SHOWN]]
+    parts += [f"{names[kind['reason']]}: {kind_line(kind)}" for kind in kinds[:SHOWN]]
     return "\n\n".join(parts)

@@ -20,10 +20,10 @@ RULES: dict[Voting, str] = {
 def telling(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The record that shows most: solved, with a wrong loser that is rated far below; else a solved
     one; else any."""
-    shown = [r for r in records if r["branches"] and r["question"]]
-    solved = [r for r in shown if r["correct"] and len(r["branches"]) > 1]
+    usable = [r for r in records if r["branches"] and r["question"]]
+    solved = [r for r in usable if r["correct"] and len(r["branches"]) > 1]
     contested = [r for r in solved if any(not b["correct"] for b in r["branches"])]
-    return max(contested, key=_contrast) if contested else next(iter(solved or shown), None)
+    return max(contested, key=_contrast) if contested else next(iter(solved or usable), None)
 
 
 def _contrast(record: dict[str, Any]) -> tuple[float, float]:

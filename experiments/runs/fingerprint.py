@@ -28,10 +28,10 @@ def fingerprint(
 ) -> dict[str, dict[str, str]]:
     """The parts of a run's fingerprint: problems, with the rows that cannot be used, solved
     examples and model."""
-    shown = {"all": _digest(repr(list(examples)).encode())} if examples else {}
+    marks = {"all": _digest(repr(list(examples)).encode())} if examples else {}
     return {
         "data": data_fingerprint(problems, failures),
-        "examples": shown,
+        "examples": marks,
         "model": model_fingerprint(model),
     }
 
@@ -71,9 +71,9 @@ def model_fingerprint(name: str) -> dict[str, str]:
 def reward_fingerprint(verifier: Any) -> dict[str, str]:
     """The same of every model that a verifier's configuration names."""
     return {
-        f"{name}, {part}": mark
+        f"{name}, {file}": mark
         for name in models_of(verifier)
-        for part, mark in model_fingerprint(name).items()
+        for file, mark in model_fingerprint(name).items()
     }
 
 
@@ -87,24 +87,24 @@ def differences(
     rows, rows_now = before.get("data", {}), now.get("data", {})
     lines = []
     if changed := [name for name in rows if rows_now.get(name, rows[name]) != rows[name]]:
-        shown = ", ".join(changed[:5]) + (
+        listing = ", ".join(changed[:5]) + (
             f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         )
         lines.append(
             f"the question or gold answer of {len(changed)} of "
-            f"{number_of(len(rows), 'solved problem')}: {shown}"
+            f"{number_of(len(rows), 'solved problem')}: {listing}"
         )
-    for part, what in (
+    for kind, what in (
         ("examples", "solved examples"),
         ("model", "model"),
         ("verifier", "verifier's model"),
         ("code", "code"),
     ):
-        old, new = before.get(part), now.get(part)
+        old, new = before.get(kind), now.get(kind)
         if not old or not new:  # not known then, or not yet
             continue
         # of code, which config.yaml names, another version may have kept less
-        names = old.keys() & new.keys() if part == "code" else old.keys() | new.keys()
+        names = old.keys() & new.keys() if kind == "code" else old.keys() | new.keys()
         for name in sorted(names):
             if old.get(name) != new.get(name):
                 lines.append(

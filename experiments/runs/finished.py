@@ -54,8 +54,8 @@ class FinishedRun:
     @cached_property
     def problems(self) -> dict[str, str | None]:
         """A mark of each problem's question and gold answer; None where the records do not tell."""
-        known = self.made_from.get("data", {})
-        return {name: known.get(name) or self._mark(name) for name in self.records}
+        marks = self.made_from.get("data", {})
+        return {name: marks.get(name) or self._mark(name) for name in self.records}
 
     def _mark(self, name: str) -> str | None:
         record = self.records[name]

@@ -56,13 +56,13 @@ def _settings(
     words: Iterator[str], flags: Mapping[str, str], groups: Mapping[str, type]
 ) -> Iterator[str]:
     for word in words:
-        flag, given, value = word.partition("=")
+        flag, equals, value = word.partition("=")
         if not flag.startswith("--") or flag in OF_HYDRA:
             yield word
         elif flag not in flags:
             raise InvalidInput(unknown_flag(flag, flags, groups))
         else:
-            value = value if given else next(words, "")
+            value = value if equals else next(words, "")
             if not value or value.startswith("--"):
                 raise InvalidInput(
                     f"{flag} needs a value; give {flag} VALUE or {flags[flag]}=VALUE"
@@ -78,9 +78,9 @@ def unknown_flag(
     flag: str, flags: Mapping[str, str], groups: Mapping[str, type] = NO_GROUPS
 ) -> str:
     """What to say of a flag that there is not: the flag or the setting that it would be, if any."""
-    serves = "serve" in groups
+    serve = "serve" in groups
     offered = f"the flags are {', '.join(flags)}; all else is SETTING=VALUE, as --help lists"
-    if serves and flag == "--api-key":
+    if serve and flag == "--api-key":
         return (
             f"{flag} is no flag; put the key into the environment variable that serve.key_env "
             "names (TTC_API_KEY)"
@@ -88,7 +88,7 @@ def unknown_flag(
     if close := get_close_matches(flag, flags, 1, 0.75):
         return f"{flag} is no flag; is it {close[0]}?"
     elsewhere = ELSEWHERE.get(flag)
-    if elsewhere is None or (elsewhere.startswith("serve.") and not serves):
+    if elsewhere is None or (elsewhere.startswith("serve.") and not serve):
         elsewhere = _setting_like(flag, groups)
     return f"{flag} is no flag; {f'give {elsewhere}=VALUE' if elsewhere else offered}"
 

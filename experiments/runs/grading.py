@@ -120,20 +120,20 @@ def user_grader(path: str | None) -> Same | None:
 
     @lru_cache(REMEMBERED)
     def grade(gold: str, answer: str) -> bool:
-        given = f"the gold answer {gold!r:.60} and the answer {answer!r:.60}"
-        with _named("dataset.grader", path, given):
+        values = f"the gold answer {gold!r:.60} and the answer {answer!r:.60}"
+        with _named("dataset.grader", path, values):
             verdict = function(gold, answer)
         if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's is a bool as well
             raise InvalidInput(
                 f"dataset.grader={path} gave {verdict!r:.60}, of type {type(verdict).__name__}, "
-                f"for {given}; return True or False"
+                f"for {values}; return True or False"
             )
         return bool(verdict)
 
     return grade
 
 
-def _function(path: str, key: str, what: str, given: tuple[str, ...]) -> Callable[..., Any]:
+def _function(path: str, key: str, what: str, values: tuple[str, ...]) -> Callable[..., Any]:
     if "." not in path:
         raise InvalidInput(f"{key}={path} is no dotted path; give module.function, {what}")
     function: Callable[..., Any] = find(path, key)
@@ -142,15 +142,15 @@ def _function(path: str, key: str, what: str, given: tuple[str, ...]) -> Callabl
     except ValueError:  # a function of C without a signature
         return function
     with refusing(TypeError, f"{key}={path} cannot be called as {what}: {{error}}"):
-        signature.bind(*given)
+        signature.bind(*values)
     return function
 
 
-def _named(key: str, path: str, given: str) -> AbstractContextManager[None]:
+def _named(key: str, path: str, values: str) -> AbstractContextManager[None]:
     """What a user's function raises is told with its name and what it was given."""
 
-    def said(error: BaseException) -> str:
-        return f"{error}, for {given}{at(origin(error))}"
+    def reason(error: BaseException) -> str:
+        return f"{error}, for {values}{at(origin(error))}"
 
     raised = f"{key}={path} raised {{kind}}: {{error}}"
-    return refusing((Exception, SystemExit), raised, words=said)
+    return refusing((Exception, SystemExit), raised, words=reason)

@@ -18,8 +18,8 @@ def lettered(
     question: str, name: str, choices: Mapping[str, str], gold: str, about: Mapping[str, object]
 ) -> Problem:
     """A question with its choices by their letters; `about` is what else is known of it."""
-    known = {"choices": "".join(choices), "choice_texts": list(choices.values()), **about}
-    return Problem(with_choices(question, choices), name, gold, known)
+    metadata = {"choices": "".join(choices), "choice_texts": list(choices.values()), **about}
+    return Problem(with_choices(question, choices), name, gold, metadata)
 
 
 def with_choices(question: str, choices: Mapping[str, str]) -> str:
@@ -45,14 +45,14 @@ def in_orders(problem: Problem, count: int, seed: int) -> Iterator[Problem]:
             "leave it out, or give a reader that makes its problems by "
             "experiments.runs.orders.lettered"
         )
-    asked = problem.question.removesuffix(listed)
-    rng = random.Random(f"{seed}:orders:{asked}")
+    question = problem.question.removesuffix(listed)
+    rng = random.Random(f"{seed}:orders:{question}")
     right = letters.index(gold)
     for number, order in enumerate(orders_of(len(letters), count, rng)[1:], 2):
         moved = [texts[place] for place in order]
         yield replace(
             problem,
-            question=with_choices(asked, dict(zip(letters, moved, strict=True))),
+            question=with_choices(question, dict(zip(letters, moved, strict=True))),
             id=f"{problem.id}-order{number}",
             answer=letters[order.index(right)],
             metadata=problem.metadata | {"choice_texts": moved, "order_of": problem.id},
@@ -63,22 +63,22 @@ def orders_of(choices: int, count: int, rng: random.Random) -> list[list[int]]:
     """Different orders of so many choices, at most all. The first is 0, 1, 2, ...; of the first
     `choices` orders, and of each further so many, each choice stands in each place once."""
     order = list(range(choices))
-    found: list[list[int]] = []
-    while len(found) < min(count, factorial(choices)):
-        if order not in found:
-            found += [order[turn:] + order[:turn] for turn in range(choices)]
+    orders: list[list[int]] = []
+    while len(orders) < min(count, factorial(choices)):
+        if order not in orders:
+            orders += [order[turn:] + order[:turn] for turn in range(choices)]
         order = rng.sample(order, choices)
-    return found[:count]
+    return orders[:count]
 
 
 def check_orders(problems: Sequence[Problem], count: int) -> None:
     """Raises InvalidInput for more orders than any of the questions has."""
     choices = max(len(str(problem.metadata.get("choices") or "")) for problem in problems)
-    known = factorial(choices)
+    most = factorial(choices)
     refuse(
         {
-            f"dataset.orders={count} is more than the {known} orders of {choices} choices; give at "
-            "most as many": count > known
+            f"dataset.orders={count} is more than the {most} orders of {choices} choices; give at "
+            "most as many": count > most
         }
     )
 
@@ -101,5 +101,5 @@ def same_choices(problem: Problem) -> list[str]:
         return []
     _, *parts = re.split(rf"\n\(([{re.escape(letters)}])\) ", problem.question)
     texts = dict(zip(parts[::2], parts[1::2], strict=True))
-    spelt = [" ".join(text.split()).casefold() for text in texts.values()]
-    return [letter for at, letter in enumerate(texts) if spelt[at] in spelt[:at]]
+    folded = [" ".join(text.split()).casefold() for text in texts.values()]
+    return [letter for at, letter in enumerate(texts) if folded[at] in folded[:at]]

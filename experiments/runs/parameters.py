@@ -36,7 +36,7 @@ def run_parameters(model: str, verifier: Mapping[str, Any]) -> dict[str, int]:
     counts["verifier"] = (
         None if None in rated else max(count for count in rated if count is not None)
     )
-    return {part: count for part, count in counts.items() if count is not None}
+    return {role: count for role, count in counts.items() if count is not None}
 
 
 def flops(usage: Mapping[str, float], parameters: Mapping[str, int]) -> float | None:
@@ -46,7 +46,7 @@ def flops(usage: Mapping[str, float], parameters: Mapping[str, int]) -> float | 
     An estimate: attention over the context is left out, and a mixture of experts counts whole.
     """
     tokens = sum(
-        usage.get(part, 0) for part in ("prompt_tokens", "recomputed_tokens", "generated_tokens")
+        usage.get(kind, 0) for kind in ("prompt_tokens", "recomputed_tokens", "generated_tokens")
     )
     rated = usage.get("verifier_tokens", 0)
     if "model" not in parameters or (rated and "verifier" not in parameters):

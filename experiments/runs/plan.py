@@ -17,8 +17,8 @@ from ttc.errors import number_of
 
 
 def main() -> None:
-    given = " ".join(sys.argv[1:]) or "plan for the default settings; --help shows others"
-    perform_or_help(launch, "plan", given)
+    command = " ".join(sys.argv[1:]) or "plan for the default settings; --help shows others"
+    perform_or_help(launch, "plan", command)
 
 
 def launch() -> None:

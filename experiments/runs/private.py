@@ -39,8 +39,8 @@ def without_quotes(message: str, texts: Iterable[object] = ()) -> str:
 
     A quoted text may have been cut off before its second mark, so its end can't be found.
     """
-    found = PLACE.search(message)
-    place = "" if found is None else found.group()
+    match = PLACE.search(message)
+    place = "" if match is None else match.group()
     message = message.partition(place)[0] if place else message
     if foreign := FOREIGN.search(message):
         message = message[: foreign.end()] + LEFT_OUT
@@ -55,19 +55,19 @@ def without_texts(record: dict[str, Any], texts: Iterable[object] = ()) -> None:
     or its choices; paths, scores, letters, numbers and votes stay. texts: of its problem, which its
     error may repeat."""
     if record["error"] is not None:
-        parts = [part["text"] for part in (*record["branches"], *record["tree"])]
-        known = (*texts, record["question"], record["gold"], *parts)
-        record["error"] = without_quotes(record["error"], known)
+        written = [node["text"] for node in (*record["branches"], *record["tree"])]
+        quotes = (*texts, record["question"], record["gold"], *written)
+        record["error"] = without_quotes(record["error"], quotes)
     record |= {"question": None, "prompt": None, "source": marked(record["source"])}
-    for part in (*record["branches"], *record["tree"]):
-        part["text"] = ""
-        part.pop("tool_calls", None)
-        if "thought" in part:
-            part["thought"] = "" if isinstance(part["thought"], str) else 0
-    for part in (record, *record["branches"]):
+    for node in (*record["branches"], *record["tree"]):
+        node["text"] = ""
+        node.pop("tool_calls", None)
+        if "thought" in node:
+            node["thought"] = "" if isinstance(node["thought"], str) else 0
+    for node in (record, *record["branches"]):
         for name in ("answer", "vote", "gold"):
-            if name in part:
-                part[name] = marked(part[name])
+            if name in node:
+                node[name] = marked(node[name])
 
 
 @contextmanager

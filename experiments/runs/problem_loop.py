@@ -25,7 +25,7 @@ from experiments.runs.build import (
     solve_options,
 )
 from experiments.runs.config_values import as_dict
-from experiments.runs.data import LoadedTask, load_task, part_of
+from experiments.runs.data import LoadedTask, load_task, shard_of
 from experiments.runs.dry_run import describe
 from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
@@ -81,7 +81,7 @@ def run(config: DictConfig, notes: Path | None = None) -> dict[str, Any]:
     inputs = job.inputs()
     for line in job.introduction():
         say(line)
-    with RunFolder(config) as folder, _told_how_to_go_on(folder):
+    with RunFolder(config) as folder, _stop_message(folder):
         summary = job.solve(folder, inputs, notes)
     _show(config, job, folder, summary)
     return summary
@@ -112,7 +112,7 @@ class Job:
         if (count := threads(config)) is not None:
             torch.set_num_threads(count)
         template = make_template(config)
-        task = part_of(load_task(config.dataset), shard)
+        task = shard_of(load_task(config.dataset), shard)
         return cls(config, search, verifier, template, task, shard)
 
     def introduction(self) -> Iterator[str]:
@@ -121,19 +121,19 @@ class Job:
         title = type(self.search).__name__
         if self.verifier is not None:
             title += f" with {type(self.verifier).__name__}"
-        part = ""
+        note = ""
         if shard is not None:
-            part = f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
+            note = f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
         problems = number_of(self.total, "problem")
         if (orders := config.dataset.orders) > 1:
             problems += f" (each question in {orders} orders of its choices)"
         own = own_backend(config)
         model = config.model.name if own is None else own.__name__
-        yield f"{title}, {model}, {config.dataset.name}: {problems}{part}"
+        yield f"{title}, {model}, {config.dataset.name}: {problems}{note}"
         if (why := misfit(self.verifier, config.dataset.answer_kind)) is not None:
             yield why
-        asked = [p for p in self.task.problems if "order_of" not in p.metadata]
-        if doubled := [problem.id for problem in asked if same_choices(problem)]:
+        firsts = [p for p in self.task.problems if "order_of" not in p.metadata]
+        if doubled := [problem.id for problem in firsts if same_choices(problem)]:
             names = ", ".join(doubled[:5]) + (", ..." if len(doubled) > 5 else "")
             count = number_of(len(doubled), "question")
             yield f"{count} with two choices of the same text, one of which is wrong: {names}"
@@ -172,8 +172,8 @@ class Job:
         return not (search.draws or inherited or tools)
 
     def _copy(self, twin: Twin, folder: RunFolder) -> None:
-        asked = {problem.id for problem in self.task.problems} - folder.records.keys()
-        if records := [record for record in twin.records if record["id"] in asked]:
+        missing = {problem.id for problem in self.task.problems} - folder.records.keys()
+        if records := [record for record in twin.records if record["id"] in missing]:
             say(
                 f"{number_of(len(records), 'record')} copied from {twin.folder}, which differs in "
                 f"its seed alone: {type(self.search).__name__} draws nothing here"
@@ -217,8 +217,8 @@ class Job:
 
     def _check_problems(self, folder: RunFolder) -> None:
         """Refuse to sum up less than the folder holds."""
-        asked = set(self._ids())
-        if others := [name for name in folder.records if name not in asked]:
+        ids = set(self._ids())
+        if others := [name for name in folder.records if name not in ids]:
             raise InvalidInput(
                 f"{folder.path} holds {number_of(len(others), 'problem')} that this command does "
                 f"not ask for, as {others[0]}; ask for as many as before (dataset.limit, "
@@ -268,8 +268,8 @@ class Job:
 def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, Any]) -> None:
     if config.run.show_example:
         records = read_records(folder.path / "records.jsonl")[0]
-        shown = telling([records[problem.id] for problem in job.task.problems])
-        show(example(shown, job.search.voting) if shown else "\nno problem has a branch to show")
+        record = telling([records[problem.id] for problem in job.task.problems])
+        show(example(record, job.search.voting) if record else "\nno problem has a branch to show")
     show(table(folder.path.name, summary, list(config.search)))
     if summary["failures"]:
         show(failures(summary))
@@ -280,7 +280,7 @@ def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, An
 
 
 @contextmanager
-def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
+def _stop_message(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:

@@ -93,7 +93,7 @@ def code_hash(name: str) -> str:
         if not getattr(node, "type_params", True):  # which Python 3.11 does not have
             del node.type_params  # type: ignore[attr-defined]
         if isinstance(node, ast.JoinedStr):  # Python 3.12.1 has empty texts in it
-            node.values = [part for part in node.values if not _is_empty(part)]
+            node.values = [value for value in node.values if not _is_empty(value)]
     whole = {"show_empty": True} if sys.version_info >= (3, 13) else {}
     return _hash(ast.dump(tree, **whole))
 
@@ -107,8 +107,8 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _is_empty(part: ast.expr) -> bool:
-    return isinstance(part, ast.Constant) and part.value == ""
+def _is_empty(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value == ""
 
 
 def _is_docstring(statement: ast.AST) -> bool:

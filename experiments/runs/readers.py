@@ -33,9 +33,9 @@ def find_reader(name: str) -> RowReader:
     if gone := missing_for(f"reader={name}"):
         raise MissingPart(gone)
     if "." not in name:
-        known = use_one_of(name, [*READERS, *of_parts()])
+        names = use_one_of(name, [*READERS, *of_parts()])
         raise InvalidInput(
-            f"dataset.reader={name} is unknown; {known}, or the dotted path of your own function "
+            f"dataset.reader={name} is unknown; {names}, or the dotted path of your own function "
             "(row, id, dataset) -> Problem"
         )
     reader: RowReader = find(name, "dataset.reader")
@@ -128,10 +128,10 @@ def _competition(row: Row, name: str, config: DatasetConfig) -> Problem:
     """AIME and AMC, whose sets on the hub differ in names (problem, Problem, question) and write 27
     as 27.0."""
     fields = {str(key).lower(): key for key in row}
-    asked = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
+    field = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
     gold = text_of(row, config.fields.answer or fields.get("answer") or "answer")
     solution = config.fields.solution or fields.get("solution")
-    return Problem(text_of(row, asked), name, re.sub(r"\.0+$", "", gold), _solution(row, solution))
+    return Problem(text_of(row, field), name, re.sub(r"\.0+$", "", gold), _solution(row, solution))
 
 
 def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
@@ -141,11 +141,11 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
     options = zip(LETTERS, map(str, row["options"]), strict=False)
     choices = {letter: text for letter, text in options if text.strip() != "N/A"}
     _check_choice(gold, choices, "options")
-    asked = text_of(row, config.fields.question or "question")
+    question = text_of(row, config.fields.question or "question")
     worked = _solution(row, config.fields.solution or "cot_content")
     about = {"category": row.get("category")}
     about |= {name: text.removeprefix("A:").strip() for name, text in worked.items()}
-    return lettered(asked, name, choices, gold, about)
+    return lettered(question, name, choices, gold, about)
 
 
 def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
@@ -193,16 +193,16 @@ def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
     """Fields `question` (a text, or a conversation as a list of messages) and `answer`, and if
     there are any, an `id` and a worked `solution`."""
     fields = config.fields
-    asked = fields.question or "question"
-    talk = isinstance(row[asked], list) and is_one(row[asked])
-    question: Any = row[asked] if talk else text_of(row, asked)
+    field = fields.question or "question"
+    talk = isinstance(row[field], list) and is_one(row[field])
+    question: Any = row[field] if talk else text_of(row, field)
     id = row.get("id")
     about: dict[str, Any] = {
         "id": name if id in (None, "") else str(id),
         "answer": text_of(row, fields.answer or "answer"),
         "metadata": _solution(row, fields.solution or "solution"),
     }
-    return Problem.of_chat(question, asked, **about) if talk else Problem(question, **about)
+    return Problem.of_chat(question, field, **about) if talk else Problem(question, **about)
 
 
 READERS: dict[str, RowReader] = {
@@ -223,8 +223,9 @@ def of_parts() -> Mapping[str, str]:
 
 def _solution(row: Row, name: str | None) -> dict[str, str]:
     """Nothing where the row has none: solutions are for examples alone."""
-    known = name is not None and str(row.get(name) or "").strip()
-    return {"solution": text_of(row, str(name))} if known else {}
+    if name is None or not str(row.get(name) or "").strip():
+        return {}
+    return {"solution": text_of(row, name)}
 
 
 def _with_letters(

@@ -128,8 +128,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def read_fingerprint(folder: Path) -> dict[str, dict[str, str]]:
     """What a run was made from (see `experiments.runs.fingerprint`), {} without a
     fingerprint.json."""
-    known: dict[str, dict[str, str]] = _read_json(folder / "fingerprint.json", {}, FINGERPRINT)
-    return known
+    marks: dict[str, dict[str, str]] = _read_json(folder / "fingerprint.json", {}, FINGERPRINT)
+    return marks
 
 
 def read_provenance(folder: Path) -> list[dict[str, Any]]:

@@ -147,7 +147,7 @@ class RunFolder:
                 f"{changed}\nchoose another run.name, or delete the folder to start over; if the "
                 f"change does not matter, delete {self.path / 'fingerprint.json'}"
             )
-        self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
+        self._inputs = {kind: before.get(kind, {}) | now.get(kind, {}) for kind in before | now}
 
     def made_by(self, *entries: dict[str, Any]) -> None:
         """Keep what this go is made by, to be written with its first record; several, for records
@@ -353,8 +353,8 @@ def vote_of(branch: dict[str, Any]) -> str | None:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    known = [value for value in values if not math.isnan(value)]
-    mean = sum(known) / len(known) if known else math.nan
+    finite = [value for value in values if not math.isnan(value)]
+    mean = sum(finite) / len(finite) if finite else math.nan
     return mean if math.isfinite(mean) else None
 
 

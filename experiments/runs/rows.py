@@ -47,41 +47,41 @@ def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> l
         return _json_rows(path)
 
 
-def _folder_rows(path: Path, given: str, split: str) -> list[Row]:
+def _folder_rows(path: Path, name: str, split: str) -> list[Row]:
     """The rows of what `save_to_disk` of datasets wrote, of one set or of several splits, or of a
     folder of parquet files, whose splits are folders or the beginnings of names
     (`test-00000-of-00001.parquet`), as on the hub."""
     import datasets
 
-    with refusing(Exception, f"{given} cannot be read: {{error}}", but=InvalidInput):
+    with refusing(Exception, f"{name} cannot be read: {{error}}", but=InvalidInput):
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             saved = datasets.load_from_disk(path)
-            return list(_split_of(saved, given, split) if isinstance(saved, dict) else saved)
+            return list(_split_of(saved, name, split) if isinstance(saved, dict) else saved)
         files: dict[str, list[Path]] = {}
         for file in sorted(path.rglob("*.parquet")):
             files.setdefault(_split_name(file.relative_to(path)), []).append(file)
         if not files:
             raise InvalidInput(
-                f"{given} holds no data set; give a folder that save_to_disk wrote, one with "
+                f"{name} holds no data set; give a folder that save_to_disk wrote, one with "
                 ".parquet files, or a file"
             )
-        return [row for file in _split_of(files, given, split) for row in _parquet_rows(file)]
+        return [row for file in _split_of(files, name, split) for row in _parquet_rows(file)]
 
 
 def _split_name(file: Path) -> str:
     """Of a parquet file within its folder: "test" of test-00000-of-00001.parquet, test.parquet and
     test/0.parquet."""
     begins = re.match(r"[A-Za-z]\w*?(?=[-.]|$)", file.stem)
-    inside = [part for part in file.parts[:-1] if part != "data"]
+    inside = [folder for folder in file.parts[:-1] if folder != "data"]
     return inside[-1] if inside else begins[0] if begins else ""
 
 
-def _split_of(splits: Mapping[str, T], given: str, split: str) -> T:
+def _split_of(splits: Mapping[str, T], name: str, split: str) -> T:
     if len(splits) == 1:
         return next(iter(splits.values()))
     if split not in splits:
         raise InvalidInput(
-            f"{given} has no split {split!r}; use dataset.split={' or '.join(map(str, splits))}"
+            f"{name} has no split {split!r}; use dataset.split={' or '.join(map(str, splits))}"
         )
     return splits[split]
 

@@ -47,9 +47,9 @@ def data_label(name: str, path: str | None) -> str:
     return re.sub(r"[^\w.=+-]+", "_", "-".join(filter(None, parts)))
 
 
-def class_label(part: Any, choice: str) -> str:
+def class_label(node: Any, choice: str) -> str:
     """A search or verifier as a part of a run's name: the choice, or the user's class."""
-    path = part.get("_target_")
+    path = node.get("_target_")
     return str(path).rpartition(".")[2] if is_own(path) else choice
 
 

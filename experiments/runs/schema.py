@@ -133,7 +133,7 @@ def plain_hint(hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return str
     if any(
-        isinstance(part, type) and part.__module__ != "builtins" for part in (hint, *get_args(hint))
+        isinstance(kind, type) and kind.__module__ != "builtins" for kind in (hint, *get_args(hint))
     ):
         return Any  # a part of its own, chosen from its own group
     if get_origin(hint) is Sequence:
@@ -173,14 +173,14 @@ def settings(target: Any) -> Iterator[tuple[str, Any, Any]]:
             yield name, hints.get(name, Any), default
 
 
-def extended(name: str, part: type) -> type:
+def extended(name: str, node: type) -> type:
     """`Config` with one more part. Merged later, its other fields are missing and keep their
     values."""
     kept: list[Any] = [
         (f.name, get_type_hints(Config)[f.name], field(default="???")) for f in fields(Config)
     ]
     return make_dataclass(
-        f"{part.__name__}Job", [*kept, (name, part, field(default_factory=part))], bases=(Config,)
+        f"{node.__name__}Job", [*kept, (name, node, field(default_factory=node))], bases=(Config,)
     )
 
 
@@ -198,8 +198,8 @@ def register() -> None:
     for group, kind in (("model", ModelConfig), ("dataset", DatasetConfig), ("run", RunConfig)):
         store.store(group=group, name="schema", node=kind)
     store.store(group="model", name="hf", node=ModelConfig)
-    for group, part in GROUPS.items():
-        for name, target in part.choices.items():
+    for group, entry in GROUPS.items():
+        for name, target in entry.choices.items():
             with refusing(
                 (OmegaConfBaseException, NameError),
                 f"{target.__module__}.{target.__name__} has a setting that cannot be read: "

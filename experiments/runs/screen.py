@@ -77,16 +77,16 @@ def with_progress(
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
-    shown = bar(label, total, sys.stderr, f" {what}") if sys.stderr.isatty() else None
+    meter = bar(label, total, sys.stderr, f" {what}") if sys.stderr.isatty() else None
     rhythm = Rhythm(every_s)
     for done, item in enumerate(items):
-        if shown is None and rhythm.is_time():
+        if meter is None and rhythm.is_time():
             say(f"{label}: {done} of {total} {what}")
         yield item
-        if shown is not None:
-            shown.update()
-    if shown is not None:
-        shown.close()
+        if meter is not None:
+            meter.update()
+    if meter is not None:
+        meter.close()
 
 
 class Rhythm:

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.output import say
-from experiments.cli.temporary import told_of_temporary
+from experiments.cli.temporary import temporary_errors
 from experiments.runs.reading import read_fingerprint, read_provenance, read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.summary import failed
@@ -38,7 +38,7 @@ class SeedsAlike:
         that the processes of a sweep have in common."""
         note = place / f"{_key(config, inputs)}.solved"
         lock = FileLock(note.with_suffix(".lock"))
-        with told_of_temporary(place):
+        with temporary_errors(place):
             try:
                 lock.acquire(blocking=False)
             except Timeout:
@@ -58,7 +58,7 @@ class SeedsAlike:
 
     def remember(self, folder: RunFolder) -> None:
         """This run is done: another one may have its records."""
-        with told_of_temporary(self.note.parent):
+        with temporary_errors(self.note.parent):
             self.note.write_bytes(os.fsencode(folder.path))
 
 

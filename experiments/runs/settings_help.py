@@ -37,11 +37,11 @@ def settings_help(words: Sequence[str]) -> str:
 
 
 def _help(group: str, name: Any) -> str:
-    given = as_dict(composed([f"{group}={name}"])[group], resolve=True)
+    values = as_dict(composed([f"{group}={name}"])[group], resolve=True)
     if group in NO_CLASS:
-        return f"Settings of {group}={name}\n{help_lines(group, NO_CLASS[group], given)}"
-    if given["_target_"] is None:
+        return f"Settings of {group}={name}\n{help_lines(group, NO_CLASS[group], values)}"
+    if values["_target_"] is None:
         return f"{group}={name} has no settings"
-    kind = get_class(given["_target_"])
-    lines = help_lines(group, kind, given) if is_dataclass(kind) else "its class says more"
+    kind = get_class(values["_target_"])
+    lines = help_lines(group, kind, values) if is_dataclass(kind) else "its class says more"
     return f"{group}={name}: {first_sentence(kind)}\n{lines}"

@@ -64,14 +64,14 @@ class TreeNode(TypedDict, total=False):
 def _is_tree(nodes: list[TreeNode]) -> list[TreeNode]:
     """Raises ValueError unless each node stands after its parent, and either all or none have
     tokens."""
-    known: set[int] = set()
+    ids: set[int] = set()
     for node in nodes:
         parent = node.get("parent")
-        if parent is not None and parent not in known:
+        if parent is not None and parent not in ids:
             raise ValueError(f"node {node.get('id')} has the parent {parent}, no node before it")
-        known.add(node.get("id", -1))
+        ids.add(node.get("id", -1))
     with_tokens = sum("token_ids" in node and "logprobs" in node for node in nodes)
-    if len(known) < len(nodes) or with_tokens not in (0, len(nodes)):
+    if len(ids) < len(nodes) or with_tokens not in (0, len(nodes)):
         raise ValueError("two nodes have one id, or some have tokens and others none")
     return nodes
 
@@ -201,14 +201,14 @@ def lacking(record: dict[str, Any]) -> str | None:
     for name in ("tree", "timing", "correct_strict", "answer", "question", "gold"):
         if name not in record:
             return name
-    for part, names in WHOLE.items():
-        values = record[part] if isinstance(record[part], list) else [record[part]]
+    for kind, names in WHOLE.items():
+        values = record[kind] if isinstance(record[kind], list) else [record[kind]]
         for value in values:
             if missing := [name for name in names if name not in value]:
-                return f"{missing[0]} in its {part}"
+                return f"{missing[0]} in its {kind}"
     return None
 
 
-def _place(parts: tuple[int | str, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+def _place(keys: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
     return text.removeprefix(".")

@@ -40,7 +40,7 @@ class Shard:
     def name(self, run: str) -> str:
         return f"{run}-shard{self.index}of{self.count}"
 
-    def part(self, items: list[T]) -> list[T]:
+    def select(self, items: list[T]) -> list[T]:
         """Every `count`-th: long and short problems often lie in the order of the data."""
         return items[self.index - 1 :: self.count]
 

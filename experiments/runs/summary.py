@@ -64,7 +64,7 @@ def differing(errors: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(", ".join(row[place] for place in places) for row in rows if places))
 
 
-def shown_kind(kind: Mapping[str, Any]) -> str:
+def kind_line(kind: Mapping[str, Any]) -> str:
     """A line for a kind of error: how often it is there, the first one, and the values."""
     values = kind.get("values", ())
     if not values:
@@ -216,12 +216,12 @@ def branch_counts(records: Sequence[dict[str, Any]]) -> dict[str, int]:
     return {k: n + pruned[k] for k, n in counts.items() if n or k not in rare}
 
 
-def shown_counts(counts: Mapping[str, int]) -> str:
+def counts_line(counts: Mapping[str, int]) -> str:
     """`branch_counts` in a line, "" where nothing but their number is to be told."""
-    told = [name for name, n in counts.items() if n and name != "count"]
-    if not {*told} - {"pruned_early"}:
+    names = [name for name, n in counts.items() if n and name != "count"]
+    if not {*names} - {"pruned_early"}:
         return ""
-    words = [f"{counts[name]} {name.replace('_', ' ')}" for name in told]
+    words = [f"{counts[name]} {name.replace('_', ' ')}" for name in names]
     return f"{counts['count']} in all, {', '.join(words)}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.cli.labels import labels, typed_settings
 from experiments.cli.tables import Table, labelled
-from experiments.runs.summary import shown_counts, shown_kind
+from experiments.runs.summary import counts_line, kind_line
 from ttc.errors import number_of
 
 SHOWN_REASONS = 5
@@ -71,7 +71,7 @@ def table(name: str, summary: dict[str, Any], settings: Collection[str] = ()) ->
         ("problems", count),
         ("accuracy", f"{summary['accuracy']:.1%}  [95%: {low:.1%} to {high:.1%}]"),
         *(("cut off", text) for text in _cut_off(summary, settings)),
-        *([("branches", told)] if (told := shown_counts(summary["branches"])) else []),
+        *([("branches", line)] if (line := counts_line(summary["branches"])) else []),
         *((f"pass@{k}", f"{v:.1%}") for k, v in summary["pass_at_k"].items()),
         *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
@@ -104,7 +104,7 @@ def failures(summary: dict[str, Any]) -> str:
         f"\n{count} of {number_of(summary['problems'], 'problem')} failed and "
         f"{'counts' if count == 1 else 'count'} as wrong:"
     ]
-    lines += [f"  {shown_kind(entry)}" for entry in reasons[:SHOWN_REASONS]]
+    lines += [f"  {kind_line(entry)}" for entry in reasons[:SHOWN_REASONS]]
     if more := reasons[SHOWN_REASONS:]:
         lines.append(
             f"  {sum(entry['count'] for entry in more)} x other reasons, see `error` in the records"
@@ -127,8 +127,8 @@ def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> s
         tokens = f"{outcome['generated_tokens_per_problem']:.0f}"
         counts = (tokens, str(outcome["failures"]), f"{outcome['seconds']:.1f} s")
         lines.append([name, f"{outcome['accuracy']:.1%}", interval, *counts])
-        if told := shown_counts(outcome.get("branches", {})):
-            notes.append(f"{name}: branches: {told}")
+        if line := counts_line(outcome.get("branches", {})):
+            notes.append(f"{name}: branches: {line}")
     table = Table("", columns, lines).text()
     parts = [
         f"{number_of(len(jobs), 'job')}; tokens are generated tokens per problem\n{table}",

@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 
 from experiments.cli.labels import label, labels, typed_settings
 from experiments.cli.output import say
-from experiments.cli.temporary import temporary_folder, told_of_temporary
+from experiments.cli.temporary import temporary_errors, temporary_folder
 from experiments.runs.overrides import read
 from ttc.errors import InvalidInput, number_of
 
@@ -80,8 +80,8 @@ def job_title(arguments: Sequence[str], number: int, overrides: Sequence[str]) -
     swept = [o for word in arguments if (o := read(word)) is not None and o.is_sweep_override()]
     counts = {o.key_or_group.replace("/", "."): _values(o) for o in swept}
     by_hydra = not any("hydra/sweeper" in word or "hydra.sweeper" in word for word in arguments)
-    known = by_hydra and None not in counts.values()
-    total = f" of {prod(filter(None, counts.values()))}" if known else ""
+    finite = by_hydra and None not in counts.values()
+    total = f" of {prod(filter(None, counts.values()))}" if finite else ""
     keys = [key for key, count in counts.items() if count != 1]
     return f"job {number + 1}{total}: {label(typed_settings(overrides), keys)}"
 
@@ -99,17 +99,17 @@ def _group(key: str) -> str:
 
 def _one_value(override: Override) -> str:
     """The override as a sweep over its one value, unless Hydra would change the value."""
-    given = str(override.input_line)
+    text = str(override.input_line)
     if override.is_sweep_override() or override.is_delete():
-        return given
+        return text
     key = override.get_key_element()
     try:
         one = f"{key}=choice({override.get_value_element_as_str()})"
         (put,) = OverridesParser.create().parse_override(one).sweep_string_iterator()
         kept = OverridesParser.create().parse_override(f"{key}={put}").value() == override.value()
     except HydraException:
-        return given
-    return one if kept else given
+        return text
+    return one if kept else text
 
 
 def _own_log() -> str | None:
@@ -214,20 +214,20 @@ class Outcomes:
     def _write(self, name: str, value: Any) -> None:
         """Whole or not at all, as another process may look at any time."""
         new = self.place / f"{name}.new"
-        with told_of_temporary(self.place):
+        with temporary_errors(self.place):
             new.write_text(json.dumps(value), encoding="utf-8")
             new.replace(self.place / name)
 
-    def news(self, told: set[str]) -> Iterator[str]:
-        """A line for each job that has begun or ended and is not among `told` yet."""
+    def news(self, seen: set[str]) -> Iterator[str]:
+        """A line for each job that has begun or ended and is not among `seen` yet."""
         for file in sorted(self.place.glob("*.begun")):
             note = _read(file)
-            if file.name not in told:
-                told.add(file.name)
+            if file.name not in seen:
+                seen.add(file.name)
                 yield f"{note['title']} has begun, its log: {note['log'] or 'unknown'}"
             ended = file.with_suffix(".json")
-            if ended.name not in told and ended.exists():
-                told.add(ended.name)
+            if ended.name not in seen and ended.exists():
+                seen.add(ended.name)
                 result = _read(ended)["result"]
                 how = f"has failed: {result}" if isinstance(result, str) else "is done"
                 yield f"{note['title'].partition(':')[0]} {how}"
@@ -248,11 +248,11 @@ class Outcomes:
             watching.join()
 
     def _watch(self, over: Event) -> None:
-        told = set[str]()
+        seen = set[str]()
         last, since = "", time.monotonic()
         while True:
             ended = over.wait(LOOK_S)
-            for line in self.news(told):
+            for line in self.news(seen):
                 say(line)
             if ended:
                 return

@@ -49,8 +49,8 @@ def _choice(group: str, path: str) -> str:
     if "." not in path:
         return path
     target = find(path, group)
-    for name, known in GROUPS[group].choices.items():
-        if target is known:
+    for name, choice in GROUPS[group].choices.items():
+        if target is choice:
             return name
     _check_part(group, path, target)
     ConfigStore.instance().store(group=group, name=path, node=settings_of(target, path))
@@ -76,8 +76,8 @@ def settings_of(target: Any, path: str) -> type:
     if their defaults are plain values."""
     columns: list[Any] = [("_target_", str, field(default=path))]
     for name, hint, default in settings(target):
-        for known in (plain_hint(hint), Any):
-            column = (name, known, field(default_factory=partial(deepcopy, default)))
+        for kind in (plain_hint(hint), Any):
+            column = (name, kind, field(default_factory=partial(deepcopy, default)))
             try:
                 OmegaConf.structured(make_dataclass("Column", [column]))
             except OmegaConfBaseException:

@@ -74,15 +74,15 @@ def user_paths(config: DictConfig) -> dict[str, str]:
     return paths
 
 
-def _texts(part: Any, key: str) -> Iterator[tuple[str, str]]:
+def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Every text of a nested configuration, with its dotted key."""
-    if isinstance(part, str):
-        yield key, part
-    elif isinstance(part, dict):
-        for name, inner in part.items():
+    if isinstance(node, str):
+        yield key, node
+    elif isinstance(node, dict):
+        for name, inner in node.items():
             yield from _texts(inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(part, list):
-        for place, inner in enumerate(part):
+    elif isinstance(node, list):
+        for place, inner in enumerate(node):
             yield from _texts(inner, f"{key}.{place}")
 
 
@@ -100,8 +100,8 @@ def code_files(module: str) -> list[Path]:
     files = {first}
     left = [first]
     while left:
-        parts = [name.split(".") for name in _imported(left.pop(), root) if is_own(name)]
-        names = [".".join(part[:count]) for part in parts for count in range(1, len(part) + 1)]
+        paths = [name.split(".") for name in _imported(left.pop(), root) if is_own(name)]
+        names = [".".join(path[:count]) for path in paths for count in range(1, len(path) + 1)]
         if installed:
             names = [name for name in names if name.partition(".")[0] == package]
         new = {file for name in names if (file := _file_of(name, root)) is not None} - files

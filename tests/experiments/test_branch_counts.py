@@ -12,7 +12,7 @@ import pytest
 from experiments.eval.compare.rows import load_rows
 from experiments.eval.compare.show import comparison
 from experiments.runs.problem_loop import run
-from experiments.runs.summary import branch_counts, shown_counts, summarise
+from experiments.runs.summary import branch_counts, counts_line, summarise
 from experiments.runs.summary_tables import sweep_table, table
 from tests.helpers.runs import composed, save_rows
 from tests.helpers.thinking import OPENING, TURNS, circling, thinker
@@ -136,10 +136,10 @@ def test_advice_is_given_above_a_share_of_5_percent() -> None:
 
 def test_what_is_as_it_should_be_takes_no_line() -> None:
     record = branches(("3", "eos"), ("3", "end"))
-    assert shown_counts(branch_counts([record])) == ""
+    assert counts_line(branch_counts([record])) == ""
     summary = summarise([record]) | {"seconds": 0.0}
     assert "branches" not in table("r", summary)
-    assert shown_counts(branch_counts([record | {"pruned": {"count": 3, "early": 3}}])) == ""
+    assert counts_line(branch_counts([record | {"pruned": {"count": 3, "early": 3}}])) == ""
     flawed = summarise([branches((None, None))]) | {"seconds": 0.0}
     assert "1 in all, 1 no answer read, 1 without an end" in table("r", flawed)
     text = sweep_table([(["search.n=1"], summary), (["search.n=2"], flawed)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import experiments.runs.build
-from experiments.runs.auto_memory import asked_for, auto_of
+from experiments.runs.auto_memory import auto_of, search_needs
 from experiments.runs.plan import show
 from experiments.standins.random_gguf import Shape, write_llama
 from search import DVTS, BeamSearch, BestOfN, DiversePrompts, Greedy
@@ -46,18 +46,18 @@ def plan_of(tmp_path: Path, *overrides: str) -> Any:
 
 
 def test_the_search_that_is_planned_for_is_the_one_that_is_configured() -> None:
-    assert asked_for(BestOfN(n=7, max_tokens=90)) == {
+    assert search_needs(BestOfN(n=7, max_tokens=90)) == {
         "branches": 7,
         "step_tokens": 90,
         "output_tokens": 90,
     }
     found = {"branches": 6, "step_tokens": 16, "output_tokens": 16 * 5}
-    assert asked_for(BeamSearch(beam_size=3, beam_width=2, step_tokens=16, max_steps=5)) == found
-    assert asked_for(Greedy(max_tokens=9))["branches"] == 1
-    assert asked_for(DiversePrompts(n=4))["branches"] == 4
-    assert asked_for(DVTS())["branches"] == 16
+    assert search_needs(BeamSearch(beam_size=3, beam_width=2, step_tokens=16, max_steps=5)) == found
+    assert search_needs(Greedy(max_tokens=9))["branches"] == 1
+    assert search_needs(DiversePrompts(n=4))["branches"] == 4
+    assert search_needs(DVTS())["branches"] == 16
     assert (
-        asked_for(DVTS(step_tokens=10, max_steps=3, finish_tokens=100))["output_tokens"]
+        search_needs(DVTS(step_tokens=10, max_steps=3, finish_tokens=100))["output_tokens"]
         == 10 + 10 + 100
     )
 

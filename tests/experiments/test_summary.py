@@ -11,9 +11,9 @@ import pytest
 from experiments.runs.problem_loop import run
 from experiments.runs.summary import (
     failure_reasons,
+    kind_line,
     kinds_of_errors,
     seconds_at_work,
-    shown_kind,
     summarise,
     votes,
 )
@@ -146,11 +146,11 @@ def test_a_kind_of_error_is_shown_with_the_values_that_differ_alone() -> None:
     ]
     (kind,) = kinds_of_errors(alike)
     assert kind["count"] == 4 and kind["values"] == ["'E', 1", "'F', 2", "'E', 2"]
-    assert shown_kind(kind) == f"4 x {alike[0]} (here: 'E', 1; 'F', 2; 'E', 2)"
+    assert kind_line(kind) == f"4 x {alike[0]} (here: 'E', 1; 'F', 2; 'E', 2)"
     (kind,) = kinds_of_errors([f"ValueError: {n} is too many" for n in range(9)])
-    assert shown_kind(kind).endswith("(here: 0; 1; 2; 3; 4; 4 more)")
+    assert kind_line(kind).endswith("(here: 0; 1; 2; 3; 4; 4 more)")
     (kind,) = kinds_of_errors(["the box is '' #", "the box is '' #"])
-    assert "values" not in kind and shown_kind(kind) == "2 x the box is '' #"
+    assert "values" not in kind and kind_line(kind) == "2 x the box is '' #"
     assert len(kinds_of_errors(["no answer after #### 3", "no answer after 3 ####", "# 3"])) == 3
 
 

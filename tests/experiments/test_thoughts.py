@@ -15,7 +15,7 @@ from experiments.runs.data import LoadedTask, graded
 from experiments.runs.grading import AnswerReading
 from experiments.runs.problem_loop import run
 from experiments.runs.problem_record import full_record, problem_record
-from experiments.runs.summary import branch_counts, shown_counts, summarise
+from experiments.runs.summary import branch_counts, counts_line, summarise
 from experiments.runs.summary_tables import table
 from search import Greedy, SelfConsistency, solve
 from tests.helpers.configurations import configuration
@@ -82,7 +82,7 @@ def test_thoughts_of_a_model_that_names_no_marks_are_told(
     config = composed(tmp_path, *settings, search=("search=greedy",))
     record = full_record(result, task("number"), config, Thinking([said], tokenizer))
     assert record["branches"][0].get("thought_unknown", False) == unknown
-    shown = shown_counts(branch_counts([record]))
+    shown = counts_line(branch_counts([record]))
     assert ("1 thoughts unknown" in shown) == unknown
     advice = table("r", summarise([record]) | {"seconds": 0.0})
     assert ("name the marks, as model.thinking_marks" in advice) == unknown

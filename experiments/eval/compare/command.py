@@ -72,8 +72,8 @@ def compare(arguments: argparse.Namespace) -> None:
     if arguments.format == "csv":
         show(csv_text(figures), end="")
     else:
-        shown = tables(figures, arguments.settings)[: 1 if arguments.brief else None]
-        show("\n\n".join(getattr(table, arguments.format)() for table in shown))
+        chosen = tables(figures, arguments.settings)[: 1 if arguments.brief else None]
+        show("\n\n".join(getattr(table, arguments.format)() for table in chosen))
     for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
         say(f"\nwritten: {file}")
 

@@ -49,7 +49,7 @@ def row_figures(row: ComparedRow) -> dict[str, Any]:
         "branches": branch_counts(records),
         "pass_at_k": {str(k): row.mean(partial(pass_share, k=k)) for k in widths(records)},
         "maj_at_k": {str(k): row.mean(partial(majority_share, k=k)) for k in widths(records)},
-        **{part: mean([usage.get(part, 0) for usage in usages]) for part in TOKENS},
+        **{kind: mean([usage.get(kind, 0) for usage in usages]) for kind in TOKENS},
         "flops": _flops(row.runs),
         "seconds": _seconds(row.runs),
         "kv_peak_bytes": _kv_peak_bytes(records),
@@ -69,7 +69,7 @@ def repeat_figures(rows: Sequence[ComparedRow]) -> list[dict[str, Any]]:
     """How alike the records are of a row and of the first one with its configuration, over the
     problems and seeds of both."""
     first: dict[str, ComparedRow] = {}
-    found = []
+    figures = []
     for row in rows:
         base = first.setdefault(row.configuration, row)
         runs = {run.config.get("run.seed"): run for run in base.runs}
@@ -83,18 +83,20 @@ def repeat_figures(rows: Sequence[ComparedRow]) -> list[dict[str, Any]]:
         if not pairs:
             continue
         others = [name for name, a, b in pairs if a["answer"] != b["answer"]]
-        known = all(_texts(a) and _texts(b) for _, a, b in pairs)
-        found.append(
+        have_texts = all(_texts(a) and _texts(b) for _, a, b in pairs)
+        figures.append(
             {
                 "row": row.name,
                 "against": base.name,
                 "problems": len(pairs),
                 "same_answers": len(pairs) - len(others),
-                "same_texts": sum(_texts(a) == _texts(b) for _, a, b in pairs) if known else None,
+                "same_texts": sum(_texts(a) == _texts(b) for _, a, b in pairs)
+                if have_texts
+                else None,
                 "other_answers": others,
             }
         )
-    return found
+    return figures
 
 
 def _texts(record: dict[str, Any]) -> list[Any] | None:
@@ -179,9 +181,9 @@ def _seconds(runs: Sequence[FinishedRun]) -> float | None:
 
 
 def _kv_peak_bytes(records: Sequence[dict[str, Any]]) -> int | None:
-    known = [
+    peaks = [
         peak
         for record in records
         if (peak := record.get("timing", {}).get("kv_peak_bytes")) is not None
     ]
-    return max(known, default=None)
+    return max(peaks, default=None)

@@ -15,7 +15,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.labels import given_labels, labels
+from experiments.cli.labels import checked_labels, labels
 from experiments.runs.config_values import changed_values, listed
 from experiments.runs.finished import FinishedRun
 from experiments.runs.records import MAY_CHANGE
@@ -72,15 +72,17 @@ class ComparedRow:
 
     def sources(self, names: Sequence[str]) -> list[str] | None:
         """The source of each question, itself where it has none; None where none has one."""
-        known = {
+        sources = {
             question_of(record): record["source"]
             for run in self.runs
             for record in run.records.values()
             if record.get("source")
         }
-        if not known:
+        if not sources:
             return None
-        return [f"source {known[name]}" if name in known else f"problem {name}" for name in names]
+        return [
+            f"source {sources[name]}" if name in sources else f"problem {name}" for name in names
+        ]
 
 
 def run_folders(places: Sequence[Path]) -> Iterator[Path]:
@@ -132,19 +134,19 @@ def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> lis
         groups.setdefault((configuration, times[of_seed]), []).append(run)
         times[of_seed] += 1
     defaults = _names(list(groups.values()))
-    shown = defaults if names is None else given_labels(names, defaults)
-    return [ComparedRow(name, group) for name, group in zip(shown, groups.values(), strict=True)]
+    titles = defaults if names is None else checked_labels(names, defaults)
+    return [ComparedRow(name, group) for name, group in zip(titles, groups.values(), strict=True)]
 
 
 def with_baseline(rows: Sequence[ComparedRow], name: str) -> list[ComparedRow]:
     """The rows, that of this label or folder first. Raises InvalidInput where there is none."""
-    given = Path(name).resolve()
+    path = Path(name).resolve()
     for row in rows:
         folders = [run.folder for run in row.runs]
-        if name == row.name or any(name == f.name or given == f.resolve() for f in folders):
+        if name == row.name or any(name == f.name or path == f.resolve() for f in folders):
             return [row, *(other for other in rows if other is not row)]
-    known = "\n".join(f"  {row.name}" for row in rows)
-    raise InvalidInput(f"--baseline={name} is none of the rows; give one of these:\n{known}")
+    choices = "\n".join(f"  {row.name}" for row in rows)
+    raise InvalidInput(f"--baseline={name} is none of the rows; give one of these:\n{choices}")
 
 
 def check_comparable(
@@ -192,7 +194,7 @@ def prompt_settings(run: FinishedRun) -> dict[str, Any]:
 
 def _configuration(run: FinishedRun) -> str:
     kept = _settings(run)
-    parts = [run.made_from.get(part) for part in ("model", "verifier", "code")]
+    parts = [run.made_from.get(name) for name in ("model", "verifier", "code")]
     return json.dumps([kept, *parts], sort_keys=True, default=str)
 
 
@@ -208,8 +210,10 @@ def _is_run(folder: Path) -> bool:
 
 def _runs_among(folders: Iterable[Path]) -> list[Path]:
     def key(folder: Path) -> list[tuple[float, str]]:
-        parts = re.split(r"(\d+(?:\.\d+)?)", folder.name)
-        return [(float(part), "") if part[:1].isdecimal() else (math.inf, part) for part in parts]
+        pieces = re.split(r"(\d+(?:\.\d+)?)", folder.name)
+        return [
+            (float(piece), "") if piece[:1].isdecimal() else (math.inf, piece) for piece in pieces
+        ]
 
     return sorted(filter(_is_run, folders), key=key)
 
@@ -227,8 +231,8 @@ def _names(groups: Sequence[Sequence[FinishedRun]]) -> list[str]:
         name = group[0].folder.name
         if len(group) > 1:
             name = re.sub(r"-?seed\d+", "", name) or name
-        given = len(name) <= LONGEST_NAME and not _is_default_name(group[0])
-        names.append(name if given or not label else label)
+        usable = len(name) <= LONGEST_NAME and not _is_default_name(group[0])
+        names.append(name if usable or not label else label)
     return [
         name if names.count(name) == 1 else str(folder)
         for name, folder in zip(names, folders, strict=True)
@@ -267,19 +271,19 @@ def _other_prompts(a: FinishedRun, b: FinishedRun) -> Iterator[str]:
         ):
             yield f"the code of {setting}={one}, by which answers are graded"
     same_model = a.config.get("model.name") == b.config.get("model.name")
-    asked = [
+    prompts = [
         {name: text for name, record in run.records.items() if (text := record.get("prompt"))}
         for run in (a, b)
     ]
-    both = [name for name in asked[0] if name in asked[1]]
+    both = [name for name in prompts[0] if name in prompts[1]]
     if same_model and both:
-        if changed := [name for name in both if asked[0][name] != asked[1][name]]:
+        if changed := [name for name in both if prompts[0][name] != prompts[1][name]]:
             yield f"the prompt of {_some(changed)}"
         else:
             return
     yield from changed_values(prompt_settings(a), prompt_settings(b))
-    shown = [run.made_from.get("examples", {}) for run in (a, b)]
-    if shown[0] != shown[1] and a.made_from and b.made_from:
+    examples = [run.made_from.get("examples", {}) for run in (a, b)]
+    if examples[0] != examples[1] and a.made_from and b.made_from:
         yield "the solved examples"
 
 

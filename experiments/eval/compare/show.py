@@ -22,7 +22,7 @@ from experiments.eval.compare.rows import (
 )
 from experiments.runs.records import as_json
 from experiments.runs.screen import as_bytes
-from experiments.runs.summary import shown_counts
+from experiments.runs.summary import counts_line
 from ttc.errors import InvalidInput, refusing
 
 Figures = dict[str, Any]
@@ -52,8 +52,8 @@ def remarks(name: str, figures: Figures) -> Iterator[str]:
     should be."""
     if figures["left"]:
         yield f"{name}: problems left to solve, which count nowhere: {figures['left']}."
-    if told := shown_counts(figures["branches"]):
-        yield f"{name}: branches: {told}."
+    if counts := counts_line(figures["branches"]):
+        yield f"{name}: branches: {counts}."
 
 
 def comparison(rows: Sequence[ComparedRow]) -> Figures:
@@ -70,14 +70,14 @@ def comparison(rows: Sequence[ComparedRow]) -> Figures:
 def tables(figures: Figures, settings: bool = True) -> list[Table]:
     """settings: whether the settings that differ have a table, too."""
     rows = figures["rows"]
-    shown = [
+    optional = [
         _accuracy(rows),
         _repeats(figures["repeats"]),
         _samples(rows),
         _differences(figures["differences"]),
         _settings(figures["settings"]) if settings else None,
     ]
-    return [table for table in shown if table is not None]
+    return [table for table in optional if table is not None]
 
 
 def compared(folders: Sequence[Path], names: Sequence[str]) -> str:
@@ -93,16 +93,16 @@ def compared(folders: Sequence[Path], names: Sequence[str]) -> str:
     except InvalidInput as error:
         return f"not compared: {error}\nthe command: {command}"
     again = _repeats(repeat_figures(rows))
-    shown = [table.text() for table in (again, differences) if table is not None]
-    return "\n\n".join([*shown, f"costs, pass@k, files and a plot: {command}"])
+    texts = [table.text() for table in (again, differences) if table is not None]
+    return "\n\n".join([*texts, f"costs, pass@k, files and a plot: {command}"])
 
 
 def _called(rows: Sequence[ComparedRow], names: Mapping[Path, str]) -> list[ComparedRow]:
     """The rows under these names, where the names tell them apart."""
-    given = [names[row.runs[0].folder] for row in rows]
-    if not all(given) or len(set(given)) < len(given):
+    titles = [names[row.runs[0].folder] for row in rows]
+    if not all(titles) or len(set(titles)) < len(titles):
         return list(rows)
-    return [ComparedRow(name, row.runs) for name, row in zip(given, rows, strict=True)]
+    return [ComparedRow(name, row.runs) for name, row in zip(titles, rows, strict=True)]
 
 
 def write(
@@ -161,13 +161,13 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
 
-    known = all(row["flops"] is not None for row in rows)
-    if known:
+    has_flops = all(row["flops"] is not None for row in rows)
+    if has_flops:
         costs = [row["flops"] for row in rows]
     else:
         costs = [row["generated_tokens"] + row["verifier_tokens"] for row in rows]
     heights = [100 * row["accuracy"] for row in rows]
-    names = _told_apart(rows, list(zip(costs, heights, strict=True)))
+    names = _distinct_names(rows, list(zip(costs, heights, strict=True)))
     across = max(1, LEGEND // (max(map(len, names)) + 6))
     legend_height = 0.17 * math.ceil(len(rows) / across)
     figure, axis = pyplot.subplots(figsize=(7, 4.2 + legend_height), layout="constrained")
@@ -186,7 +186,7 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
     axis.plot(
         [costs[i] for i in best], [heights[i] for i in best], color="grey", linewidth=1, zorder=0
     )
-    what = "FLOPs per problem" if known else "generated and verifier tokens per problem"
+    what = "FLOPs per problem" if has_flops else "generated and verifier tokens per problem"
     axis.set(
         xlabel=what,
         ylabel="accuracy, %",
@@ -205,7 +205,7 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
         pyplot.close(figure)
 
 
-def _told_apart(rows: Sequence[Figures], points: Sequence[tuple[float, float]]) -> list[str]:
+def _distinct_names(rows: Sequence[Figures], points: Sequence[tuple[float, float]]) -> list[str]:
     """The rows' names in the legend. One whose point lies on that of an earlier row says so."""
     costs, heights = zip(*points, strict=True)
     spans = [max(max(costs) - min(costs), 1e-9), max(max(heights) - min(heights), 1e-9)]
@@ -278,8 +278,8 @@ def _samples(rows: Sequence[Figures]) -> Table | None:
     if len(ks) < 2:
         return None
 
-    def cells(row: Figures, part: str) -> list[str]:
-        return [percent(row[part][str(k)]) if str(k) in row[part] else "-" for k in ks]
+    def cells(row: Figures, key: str) -> list[str]:
+        return [percent(row[key][str(k)]) if str(k) in row[key] else "-" for k in ks]
 
     columns = ["run", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks)]
     lines = [[row["row"], *cells(row, "pass_at_k"), *cells(row, "maj_at_k")] for row in rows]

@@ -43,8 +43,8 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     config.run.output_dir = str(out.parent)
     inputs: dict[str, dict[str, str]] = {}
     for run in runs:
-        for part, known in run.made_from.items():
-            inputs.setdefault(part, {}).update(known)
+        for kind, marks in run.made_from.items():
+            inputs.setdefault(kind, {}).update(marks)
     with RunFolder(config) as folder:
         if folder.records:
             raise InvalidInput(

@@ -126,10 +126,10 @@ def _made(
 
 def _settings(config: DictConfig) -> dict[str, Any]:
     gated = config.verifier.inner if "inner" in config.verifier else config.verifier
-    parts = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")} | {
+    groups = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")} | {
         "verifier": gated
     }
-    plain = {name: as_dict(part, resolve=True) for name, part in parts.items()}
+    plain = {name: as_dict(group, resolve=True) for name, group in groups.items()}
     return plain | {"dtype": config.model.dtype, "seed": config.run.seed}
 
 

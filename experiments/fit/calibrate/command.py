@@ -8,8 +8,8 @@ from experiments.cli.command import perform_or_help
 
 
 def main() -> None:
-    given = " ".join(sys.argv[1:]) or "calibrate; --help shows the settings"
-    perform_or_help(launch, "calibrate", given)
+    command = " ".join(sys.argv[1:]) or "calibrate; --help shows the settings"
+    perform_or_help(launch, "calibrate", command)
 
 
 def launch() -> None:

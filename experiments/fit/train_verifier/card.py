@@ -15,9 +15,9 @@ from experiments.runs.config_values import as_dict
 
 def tables(record: dict[str, Any]) -> str:
     """How well right is told from wrong, and what that is worth in a search, as Markdown tables."""
-    told_apart = [[f"solutions, {name}", *_cells(row)] for name, row in record["solutions"].items()]
+    auc_rows = [[f"solutions, {name}", *_cells(row)] for name, row in record["solutions"].items()]
     name = record.get("verifier", "value head")
-    told_apart.append([f"steps before the last, {name}", *_cells(record["steps"])])
+    auc_rows.append([f"steps before the last, {name}", *_cells(record["steps"])])
     searches = [
         [
             row["search"],
@@ -39,7 +39,7 @@ def tables(record: dict[str, Any]) -> str:
         for gain, low, high in [row["gain"]]
     ]
     tables = (
-        Table("", ("scores of", "AUC, all", "AUC, within problems"), told_apart),
+        Table("", ("scores of", "AUC, all", "AUC, within problems"), auc_rows),
         Table("", ("search", "chosen by", "accuracy", "95% interval"), searches),
         Table(
             "", (f"search with the {name}", "over", "gain in points", "95% interval", "p"), gains

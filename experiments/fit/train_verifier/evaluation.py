@@ -34,17 +34,17 @@ class SharedCandidates:
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Sequence[Sequence[float]]:
-        given = {
+        ratings = {
             name: verifier.rate(branches, questions, backend)
             for name, verifier in self.verifiers.items()
         }
         for rows in by_problem(branches):
             rated = []
             for row in rows:
-                last = {name: aggregate(scores[row], "last") for name, scores in given.items()}
+                last = {name: aggregate(scores[row], "last") for name, scores in ratings.items()}
                 rated.append((branches[row].answer_text, last))
             self.seen[branches[rows[0]].root_id] = rated
-        return next(iter(given.values()))
+        return next(iter(ratings.values()))
 
     def released(self, branches: Sequence[Branch]) -> None:
         for verifier in self.verifiers.values():
@@ -70,15 +70,15 @@ class Candidates:
 
 
 def candidates(
-    results: Sequence[Result], together: SharedCandidates, part: ProblemSet
+    results: Sequence[Result], together: SharedCandidates, group: ProblemSet
 ) -> list[Candidates]:
     tested = []
     for result in results:
         rated = [] if result.best is None else together.seen.get(result.best.root_id, [])
         scores = {name: [scores[name] for _, scores in rated] for name in together.verifiers}
-        reader = part.reading.voting(result.problem)
+        reader = group.reading.voting(result.problem)
         answers = [None if text is None else reader(text) for text, _ in rated]
-        right = [part.grades(result.problem, answer) for answer in answers]
+        right = [group.grades(result.problem, answer) for answer in answers]
         tested.append(Candidates(answers, right, scores, reader.ballots(answers)))
     return tested
 
@@ -96,7 +96,7 @@ def choices(tested: Sequence[Candidates], names: Sequence[str]) -> dict[str, lis
     return right
 
 
-def told_apart(
+def auc_figures(
     scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]]
 ) -> dict[str, Any]:
     """AUC over everything and within problems, each with its 95% interval; None where there is

@@ -161,7 +161,7 @@ class LoraTraining:
 
         Raises InvalidInput where there is nothing to tell apart, and where training diverges.
         """
-        train, held_out = (examples(self.verifier, part, labels) for part in (solved, validation))
+        train, held_out = (examples(self.verifier, group, labels) for group in (solved, validation))
         rows, others = self._rows(train), self._rows(held_out)
         if isinstance(self.verifier, ValueHead):
             self._start(rows, others)
@@ -211,7 +211,7 @@ class LoraTraining:
     def _rows(self, solved: Sequence[TrainingExample]) -> Rows:
         """What the head sees at the end of each step, of the model as it is now."""
         counts = _weighted(solved)[1]
-        states = [part.cpu() for part in self._each_batch(solved, self._states)]
+        states = [batch.cpu() for batch in self._each_batch(solved, self._states)]
         return Rows(torch.cat(states).repeat_interleave(counts, 0), _targets(solved))
 
     def _start(self, rows: Rows, validation: Rows) -> None:
@@ -266,13 +266,13 @@ class LoraTraining:
     def _loss(self, batch: Sequence[TrainingExample]) -> Tensor:
         """Mean cross-entropy over the steps of the batch's solutions."""
         log_odds = self._log_odds(batch)
-        targets, counts = (part.to(log_odds) for part in _weighted(batch))
+        targets, counts = (tensor.to(log_odds) for tensor in _weighted(batch))
         summed = binary_cross_entropy_with_logits(log_odds, targets, counts, reduction="sum")
         return summed / counts.sum()
 
     def mean_loss(self, rows: Sequence[TrainingExample]) -> float:
         """Over the steps of all solutions, in nats."""
-        odds = [part.cpu() for part in self._each_batch(rows, self._log_odds)]
+        odds = [batch.cpu() for batch in self._each_batch(rows, self._log_odds)]
         targets, counts = _weighted(rows)
         return loss(torch.cat(odds).repeat_interleave(counts), targets.repeat_interleave(counts))
 

@@ -69,8 +69,8 @@ def load_problems(config: DictConfig) -> Problems:
     check_one_order(data.orders, "training")
     tested = load_task(data)
     changes: dict[str, Any] = as_dict(settings.data, resolve=True) or source(data)
-    asked = settings.problems + len(tested.problems)  # some will be in the test set too
-    merged: Any = OmegaConf.merge(data, {"limit": asked, "name": f"{data.name}-train"}, changes)
+    limit = settings.problems + len(tested.problems)  # some will be in the test set too
+    merged: Any = OmegaConf.merge(data, {"limit": limit, "name": f"{data.name}-train"}, changes)
     trained = load_task(merged)
     usable = unseen(trained.problems, tested.problems)
     dropped = len(trained.problems) - len(usable)

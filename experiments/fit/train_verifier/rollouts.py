@@ -105,13 +105,13 @@ def solutions(
     is_right: Callable[[str], bool],
     separator: str,
     thoughts: Thoughts | None = None,
-    opening: str | None = None,
+    prompt_end: str | None = None,
 ) -> list[Solution]:
     """The labelled solutions of a problem that `Rollouts` has solved; texts without any step are
     left out.
 
-    is_right: whether a text ends in the right answer, asked of what follows its thoughts. opening:
-    the end of its prompt, see `Thoughts.begun`.
+    is_right: whether a text ends in the right answer, asked of what follows its thoughts.
+    prompt_end: see `Thoughts.begun`.
     """
     texts: dict[tuple[int, ...], str] = {}
     tokens: dict[tuple[int, ...], list[int]] = {}
@@ -126,13 +126,13 @@ def solutions(
     right: dict[str, list[bool]] = defaultdict(list)
     for path, text in texts.items():
         if path not in on_the_way:
-            said: str | None = text
+            answer: str | None = text
             if thoughts is not None:
                 prompt = tokens[()]
-                said = thoughts.split(
-                    tokens[path][len(prompt) :], thoughts.begun(prompt, opening)
+                answer = thoughts.split(
+                    tokens[path][len(prompt) :], thoughts.begun(prompt, prompt_end)
                 ).answer
-            right[texts[path[:-1]]].append(said is not None and is_right(said))
+            right[texts[path[:-1]]].append(answer is not None and is_right(answer))
     labelled = []
     for branch in sorted(result.branches, key=lambda branch: branch.path):
         steps, _ = split_steps(branch.text, separator, finished=True)

@@ -21,10 +21,10 @@ from experiments.fit.train_verifier.evaluation import (
     Candidates,
     SharedCandidates,
     accuracy,
+    auc_figures,
     candidates,
     choices,
     gain,
-    told_apart,
 )
 from experiments.fit.train_verifier.fitting import Fit, Rows, train
 from experiments.fit.train_verifier.lora import LoraFit, LoraSettings, LoraTraining, check_peft
@@ -71,7 +71,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     rival = make_verifier(config)
     problems = load_problems(config)
     folder = Path(config.train.folder)
-    counts = ", ".join(f"{len(part.problems)} to {what}" for what, part in problems.parts.items())
+    counts = ", ".join(f"{len(group.problems)} to {what}" for what, group in problems.parts.items())
     say(
         f"problems: {counts}; left out, as in the test set or twice in the data: {problems.dropped}"
     )
@@ -80,12 +80,12 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
         config, make_engine(config), make_template(config), problems.test.reading, lora
     )
     work.check_format()
-    solved = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
+    solved = {name: work.labelled(rollouts, group, name) for name, group in problems.parts.items()}
     folder.mkdir(parents=True, exist_ok=True)
     head, fitted = work.trained(solved, folder)
     if not private:
-        for name, part in solved.items():
-            rows = as_lines(one.row(work.prompt, config.train.labels) for one in part)
+        for name, group in solved.items():
+            rows = as_lines(one.row(work.prompt, config.train.labels) for one in group)
             (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     seconds = {"training": time.perf_counter() - start}
     say(
@@ -96,7 +96,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     if rival is not None:
         verifiers[type(rival).__name__] = rival
     evaluated = {
-        "steps": work.steps_told_apart(head, solved["test"]),
+        "steps": work.step_auc(head, solved["test"]),
         **work.compared(searches, verifiers, problems.test),
     }
     seconds["all"] = time.perf_counter() - start
@@ -254,19 +254,19 @@ class TrainingJob:
         )
         return results
 
-    def labelled(self, rollouts: Rollouts, part: ProblemSet, name: str) -> list[Solution]:
-        results = self.solved(rollouts, part.problems, None, f"solutions to {name}")
+    def labelled(self, rollouts: Rollouts, group: ProblemSet, name: str) -> list[Solution]:
+        results = self.solved(rollouts, group.problems, None, f"solutions to {name}")
         separator = self.config.train.separator
         tokenizer = self.engine.tokenizer
         thoughts = Thoughts.of(tokenizer, thinking_marks(self.config))
         labelled: list[Solution] = []
         for result in results:
-            is_right = partial(part.is_right, result.problem)
+            is_right = partial(group.is_right, result.problem)
             problem, template = result.problem, self.template
             if problem.messages is not None:
                 template = Conversation.of(problem.messages, template)
-            opening = template.end_of_prompt(problem.question, tokenizer)
-            labelled += solutions(result, is_right, separator, thoughts, opening)
+            prompt_end = template.end_of_prompt(problem.question, tokenizer)
+            labelled += solutions(result, is_right, separator, thoughts, prompt_end)
         return labelled
 
     def trained(
@@ -293,14 +293,14 @@ class TrainingJob:
         self, solved: Sequence[Solution], of: Callable[[list[tuple[str, Sequence[str]]]], list[T]]
     ) -> list[T]:
         """What a verifier gives for each solution. Equal ones are computed once."""
-        asked = [(one.problem.whole_question, tuple(one.steps)) for one in solved]
-        texts = list(dict.fromkeys(asked))
-        parts = [texts[i : i + SOLUTIONS_AT_ONCE] for i in range(0, len(texts), SOLUTIONS_AT_ONCE)]
+        keys = [(one.problem.whole_question, tuple(one.steps)) for one in solved]
+        texts = list(dict.fromkeys(keys))
+        chunks = [texts[i : i + SOLUTIONS_AT_ONCE] for i in range(0, len(texts), SOLUTIONS_AT_ONCE)]
         computed = chain.from_iterable(
-            of(list(part)) for part in with_progress(parts, "solutions read", "parts")
+            of(list(chunk)) for chunk in with_progress(chunks, "solutions read", "parts")
         )
-        known = dict(zip(texts, computed, strict=True))
-        return [known[text] for text in asked]
+        values = dict(zip(texts, computed, strict=True))
+        return [values[key] for key in keys]
 
     def rows(self, head: ValueHead, solved: Sequence[Solution]) -> Rows:
         targets = [target for one in solved for target in one.targets(self.config.train.labels)]
@@ -310,7 +310,7 @@ class TrainingJob:
 
     # ---------------------------------------------------------------- what it is worth
 
-    def steps_told_apart(self, verifier: RewardModel, solved: Sequence[Solution]) -> dict[str, Any]:
+    def step_auc(self, verifier: RewardModel, solved: Sequence[Solution]) -> dict[str, Any]:
         """How well steps before the last one are told apart: whether any continuation from them is
         right."""
         scores: list[list[float]] = []
@@ -325,7 +325,7 @@ class TrainingJob:
         return {
             "steps": sum(map(len, scores)),
             "right": sum(map(sum, right)),
-            **told_apart(scores, right),
+            **auc_figures(scores, right),
         }
 
     def compared(
@@ -335,7 +335,7 @@ class TrainingJob:
         second one is run with each verifier."""
         (sampled, best_of_n), (stepwise, search) = searches.items()
         names, seeds = list(verifiers), self.config.train.seeds
-        found: list[list[Candidates]] = []
+        by_seed: list[list[Candidates]] = []
         right: dict[tuple[str, str], list[float]] = {}
 
         def count(key: tuple[str, str], hits: Sequence[bool]) -> None:
@@ -345,17 +345,17 @@ class TrainingJob:
         for seed in range(seeds):
             together = SharedCandidates(verifiers)
             results = self.solved(best_of_n, test.problems, together, sampled, seed)
-            found.append(candidates(results, together, test))
-            for chooser, hits in choices(found[-1], names).items():
+            by_seed.append(candidates(results, together, test))
+            for chooser, hits in choices(by_seed[-1], names).items():
                 count((sampled, chooser), hits)
             for name, verifier in verifiers.items():
                 results = self.solved(search, test.problems, verifier, f"{stepwise}, {name}", seed)
                 hits = [test.grades(one.problem, one.answer) for one in results]
                 count((stepwise, name), hits)
-        tested = list(zip(*found, strict=True))  # all candidates of each problem
+        tested = list(zip(*by_seed, strict=True))  # all candidates of each problem
         are_right = [list(chain(*(one.right for one in problem))) for problem in tested]
         solutions = {
-            name: told_apart(
+            name: auc_figures(
                 [list(chain(*(one.scores[name] for one in problem))) for problem in tested],
                 are_right,
             )
@@ -376,16 +376,16 @@ class TrainingJob:
 def _data(
     config: DictConfig, problems: Problems, solved: dict[str, list[Solution]]
 ) -> dict[str, Any]:
-    parts = {}
-    for name, part in solved.items():
-        parts[name] = {
+    counts = {}
+    for name, group in solved.items():
+        counts[name] = {
             "problems": len(problems.parts[name].problems),
-            "solutions": len(part),
-            "right": sum(one.correct for one in part),
-            "steps": sum(len(one.steps) for one in part),
+            "solutions": len(group),
+            "right": sum(one.correct for one in group),
+            "steps": sum(len(one.steps) for one in group),
         }
     about = {"dataset": config.dataset.name, "source": problems.source, "dropped": problems.dropped}
     settings = {
         name: config.train[name] for name in ("labels", "rollouts", "continuations", "temperature")
     }
-    return about | settings | parts
+    return about | settings | counts

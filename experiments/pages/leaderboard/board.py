@@ -64,14 +64,14 @@ def cell_row(cell: Cell, run: FinishedRun) -> Figures:
 
 def predictions_right(run: FinishedRun) -> dict[str, float]:
     """The share of problems whose prediction is right, for n = 1, 2, 4, ... candidates."""
-    found = {name: predictions_of(record) for name, record in run.records.items()}
-    solved = list(filter(None, found.values()))
+    by_problem = {name: predictions_of(record) for name, record in run.records.items()}
+    solved = list(filter(None, by_problem.values()))
     if not solved:
         return {}
     shared = [name for name in solved[0] if all(name in predictions for predictions in solved)]
 
     def right(record: dict[str, Any], column: str) -> bool:
-        return found[record["id"]].get(column, (None, False))[1]
+        return by_problem[record["id"]].get(column, (None, False))[1]
 
     return {
         column: mean(by_question(run.records.values(), partial(right, column=column)))
@@ -104,8 +104,8 @@ def check_folder(plan: Leaderboard) -> None:
         written = [Path(row["folder"]).name for row in rows]
     except (OSError, ValueError, KeyError, TypeError):
         return  # there is none, or none that could be read
-    known = {cell.name for cell in plan.cells}
-    if others := [name for name in written if name not in known]:
+    names = {cell.name for cell in plan.cells}
+    if others := [name for name in written if name not in names]:
         raise InvalidInput(
             f"{file} is a leaderboard of other cells, as {others[0]}, and would be replaced; give "
             "this one another name, or keep the cells and add yours"
@@ -176,17 +176,17 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
     groups: dict[str, list[Figures]] = {}
     for row in rows:
         groups.setdefault(row["row"], []).append(row)
-    known = {key for row in rows for key in row}
-    preds = [name for n in KS for rule in RULES if (name := f"pred_{rule}@{n}") in known]
+    keys = {key for row in rows for key in row}
+    preds = [name for n in KS for rule in RULES if (name := f"pred_{rule}@{n}") in keys]
     lines = []
     for name, group in groups.items():
         figures = row_figures(
             ComparedRow("", [FinishedRun.load(Path(row["folder"])) for row in group])
         )
         interval = " to ".join(map(percent, figures["accuracy_95"]))
-        costs = [amount(figures[part]) for part in ("generated_tokens", "verifier_tokens", "flops")]
-        shown = [_percent_right(group, pred) for pred in preds]
-        line = [name, str(len(group)), percent(figures["accuracy"]), interval, *costs, *shown]
+        costs = [amount(figures[kind]) for kind in ("generated_tokens", "verifier_tokens", "flops")]
+        shares = [_percent_right(group, pred) for pred in preds]
+        line = [name, str(len(group)), percent(figures["accuracy"]), interval, *costs, *shares]
         lines.append((figures["accuracy"], line))
     lines.sort(key=lambda scored: -scored[0])
     columns = ("row", "seeds", "accuracy", "95% interval", "generated", "verifier", "FLOPs")

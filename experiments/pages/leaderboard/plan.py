@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from experiments.cli.choices import choices
-from experiments.cli.labels import given_labels, labels, typed_settings
+from experiments.cli.labels import checked_labels, labels, typed_settings
 from experiments.cli.removed import removal
 from experiments.eval.cells import Cell
 from experiments.runs.overrides import as_override
@@ -60,29 +60,29 @@ def read_plan(file: Path) -> Leaderboard:
     # also a date or a number that is none
     with refusing((yaml.YAMLError, ValueError), f"{file} is not YAML: {{error}}", but=InvalidInput):
         refuse_bombs(file, text)
-        given = yaml.safe_load(text)
+        plan = yaml.safe_load(text)
     refuse(
         {
             f"{file} holds half of a pair that stands for one sign (a lone surrogate); write the "
-            "sign itself": encodable(given) != given,
+            "sign itself": encodable(plan) != plan,
             f"{file} must be a mapping with the keys {', '.join(KEYS)}": (
-                not isinstance(given, dict) or not all(isinstance(key, str) for key in given)
+                not isinstance(plan, dict) or not all(isinstance(key, str) for key in plan)
             ),
         }
     )
-    for key in given:
+    for key in plan:
         check_choice(key, KEYS, f"{file}: {key!r} is unknown")
-    name = check_name(str(given.get("name") or file.stem))
-    folder = Path(str(given.get("output_dir") or "outputs")) / name
+    name = check_name(str(plan.get("name") or file.stem))
+    folder = Path(str(plan.get("output_dir") or "outputs")) / name
     axes = [
-        [_entry(value, group, key) for value in _list(given, key)] for key, group in GROUPS.items()
+        [_entry(value, group, key) for value in _list(plan, key)] for key, group in GROUPS.items()
     ]
-    budgets = _list(given, "budgets") if given.get("budgets") is not None else [{}]
+    budgets = _list(plan, "budgets") if plan.get("budgets") is not None else [{}]
     axes.append([_budget(value) for value in budgets])
     axes = [list(_titled(entries)) for entries in axes]
-    seeds = _seeds(given.get("seeds", [0]))
-    common = _settings(given.get("settings") or {}, "settings")
-    cells = [_cell(parts, seed, common, folder) for parts in product(*axes) for seed in seeds]
+    seeds = _seeds(plan.get("seeds", [0]))
+    common = _settings(plan.get("settings") or {}, "settings")
+    cells = [_cell(row, seed, common, folder) for row in product(*axes) for seed in seeds]
     way_out = "give their entries a name each, as {name: ..., ...}"
     check_once((cell.name for cell in cells), "cells", way_out)
     return Leaderboard(name, folder, cells)
@@ -94,18 +94,22 @@ def with_labels(plan: Leaderboard, names: Sequence[str]) -> Leaderboard:
     Raises InvalidInput where the names do not fit the rows.
     """
     titles = list(dict.fromkeys(cell.title for cell in plan.cells))
-    called = dict(zip(titles, given_labels(names, titles), strict=True))
+    called = dict(zip(titles, checked_labels(names, titles), strict=True))
     return replace(plan, cells=[replace(cell, title=called[cell.title]) for cell in plan.cells])
 
 
-def _cell(parts: Sequence[ListEntry], seed: int, common: Sequence[str], folder: Path) -> Cell:
+def _cell(entries: Sequence[ListEntry], seed: int, common: Sequence[str], folder: Path) -> Cell:
     named = dict(
-        zip(("model", "dataset", "search", "budget"), (part.label for part in parts), strict=True)
+        zip(
+            ("model", "dataset", "search", "budget"),
+            (entry.label for entry in entries),
+            strict=True,
+        )
     )
     name = check_name("-".join([*filter(None, named.values()), f"seed{seed}"]))
-    overrides = [override for part in parts for override in part.overrides]
-    model, _, search, budget = (part.title or "" for part in parts)
-    title = " ".join(filter(None, (model, search, budget))) or parts[2].label
+    overrides = [override for entry in entries for override in entry.overrides]
+    model, _, search, budget = (entry.title or "" for entry in entries)
+    title = " ".join(filter(None, (model, search, budget))) or entries[2].label
     place = [
         f"run.name={as_override(name)}",
         f"run.seed={seed}",
@@ -123,8 +127,8 @@ def _titled(entries: Sequence[ListEntry]) -> Iterator[ListEntry]:
         yield replace(entry, title="" if len(entries) == 1 else apart)
 
 
-def _list(given: Mapping[str, Any], key: str) -> list[Any]:
-    value = given.get(key)
+def _list(plan: Mapping[str, Any], key: str) -> list[Any]:
+    value = plan.get(key)
     if not isinstance(value, list) or not value:
         raise InvalidInput(f"{key} is {value!r}; give a list of at least one entry")
     return value
@@ -166,18 +170,18 @@ def _mapping(value: Mapping[str, Any], key: str, head: str) -> ListEntry:
     rest = overrides_suffix(
         [o for o in overrides if o.partition("=")[0] not in GROUPS.values()], ()
     )
-    given = str(value["name"]) if value.get("name") else None
-    return ListEntry(_label(given or (head + rest).strip("-")), overrides, given)
+    title = str(value["name"]) if value.get("name") else None
+    return ListEntry(_label(title or (head + rest).strip("-")), overrides, title)
 
 
 def _settings(value: Any, key: str) -> list[str]:
     named = isinstance(value, dict) and all(isinstance(name, str) for name in value)
-    taken = ", ".join(name for name in OWN if named and name in value)
+    reserved = ", ".join(name for name in OWN if named and name in value)
     refuse(
         {
             f"{key}: {value!r} is no mapping of settings, as {{search.n: 4}}": not named,
-            f"{key}: {taken} is set by the leaderboard itself; use name, seeds and output_dir": (
-                taken
+            f"{key}: {reserved} is set by the leaderboard itself; use name, seeds and output_dir": (
+                reserved
             ),
         }
     )

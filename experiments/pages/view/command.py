@@ -57,8 +57,7 @@ def view(arguments: argparse.Namespace) -> None:
 
     if arguments.folder.is_file():
         results = results_of(arguments.folder)
-        shown = results_page(results[: arguments.limit], arguments.folder.name)
-        text = shown
+        text = results_page(results[: arguments.limit], arguments.folder.name)
         out = arguments.folder.with_suffix(".html")
         count = number_of(len(results), "result")
     else:

@@ -48,7 +48,7 @@ def page_data(run: FinishedRun, limit: int, only: Sequence[str] = ()) -> dict[st
     for record in records:
         check_whole(run.folder, record)
     chosen = [run.records[name] for name in only] if only else records[:limit]
-    labels = told_apart([record.get("question") or "" for record in chosen])
+    labels = distinct_labels([record.get("question") or "" for record in chosen])
     config = run.config
     summary = summarise(records) | {"seconds": seconds_at_work(records)}
     summary["approximate"] |= approximations_by_settings(config.get, summary, records)
@@ -71,7 +71,7 @@ def page_data(run: FinishedRun, limit: int, only: Sequence[str] = ()) -> dict[st
     }
 
 
-def told_apart(questions: Sequence[str]) -> list[str]:
+def distinct_labels(questions: Sequence[str]) -> list[str]:
     """The questions without the words that most begin with; whole where nothing else is left."""
     words = [question.split() for question in questions]
     starts = Counter(
@@ -112,7 +112,7 @@ def _problem(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _node(node: dict[str, Any], branch: dict[str, Any] | None) -> dict[str, Any]:
-    known = [value for value in node.get("logprobs", ()) if value is not None]
+    logprobs = [value for value in node.get("logprobs", ()) if value is not None]
     return {
         **{
             name: node[name]
@@ -122,22 +122,22 @@ def _node(node: dict[str, Any], branch: dict[str, Any] | None) -> dict[str, Any]
         "calls": list(map(_call, node.get("tool_calls", ()))),
         "from": node["start"],
         "own": node["own_tokens"],
-        "logprob": sum(known) / len(known) if known else None,
+        "logprob": sum(logprobs) / len(logprobs) if logprobs else None,
         "answer": None if branch is None else branch["answer"],
         "correct": None if branch is None else branch["correct"],
     }
 
 
 def _call(call: dict[str, Any]) -> str:
-    said = "(left to the caller)" if call.get("answer") is None else call["answer"]
-    return f"{call_text(call['name'], call.get('arguments', {}))}\n{said}"
+    answer = "(left to the caller)" if call.get("answer") is None else call["answer"]
+    return f"{call_text(call['name'], call.get('arguments', {}))}\n{answer}"
 
 
 def _natural(record: dict[str, Any]) -> list[tuple[int, str]]:
     """Sorts p2 before p10; a run writes records as problems end."""
     return [
-        (int(part), "") if part.isdecimal() else (-1, part)
-        for part in re.split(r"(\d+)", record["id"])
+        (int(piece), "") if piece.isdecimal() else (-1, piece)
+        for piece in re.split(r"(\d+)", record["id"])
     ]
 
 

@@ -8,9 +8,9 @@ from experiments.cli.command import perform_or_help
 
 
 def main() -> None:
-    given = " ".join(sys.argv[1:]) or "processbench; --help shows the settings"
+    command = " ".join(sys.argv[1:]) or "processbench; --help shows the settings"
     stopped = "stopped; every sample rated is kept\nrun the same command to go on"
-    perform_or_help(launch, "processbench", given, stopped)
+    perform_or_help(launch, "processbench", command, stopped)
 
 
 def launch() -> None:

@@ -60,15 +60,15 @@ def _rows(data: str | None) -> Iterator[Row]:
 
 
 def _sample(row: Row, number: int) -> LabelledSample:
-    found = row if isinstance(row, dict) else {}
-    values: list[Any] = [found.get(field) for field in FIELDS]
+    record = row if isinstance(row, dict) else {}
+    values: list[Any] = [record.get(field) for field in FIELDS]
     name, problem, steps, label = values
     texts = isinstance(steps, list) and steps and all(isinstance(s, str) for s in steps)
     count = len(steps) if texts else 0
     part = str(name).rpartition("-")[0]
     wrong = {
         "it is no object": not isinstance(row, dict),
-        **{f"there is no {field}": field not in found for field in FIELDS},
+        **{f"there is no {field}": field not in record for field in FIELDS},
         f"steps is {steps!r:.60}, no list of texts": not texts,
         f"label is {label!r}, no index of its {number_of(count, 'step')}, nor -1": (
             type(label) is not int or not -1 <= label < count

@@ -147,8 +147,8 @@ def differences(recipe: Recipe, folder: Path, arms: Sequence[Arm]) -> list[str]:
 def _changes(arm: Arm, run: FinishedRun) -> list[str]:
     config = resolved(composed([*arm.settings, "run.name=x"]))
     make_search(config)  # a search that asks for no ratings has no verifier
-    asked = flat(as_dict(config, resolve=True))
+    expected = flat(as_dict(config, resolve=True))
     # where the model ran is no part of the setting
-    places = {key for key in {*asked, *run.config} if key.startswith("backend.")}
+    places = {key for key in {*expected, *run.config} if key.startswith("backend.")}
     free = {*MAY_CHANGE, "run.name", "run.seed", *places} - {"dataset.limit", "backend._target_"}
-    return list(changed_values(asked, run.config, free))
+    return list(changed_values(expected, run.config, free))

@@ -129,5 +129,5 @@ def dry_run(cells: Sequence[Cell]) -> None:
 def main() -> None:
     arguments = parsed()
     stopped = "stopped; every problem done is kept\nrun the same command to go on"
-    given = " ".join(sys.argv[1:]) or "the recipes"
-    perform(lambda: published(arguments), given, stopped)
+    command = " ".join(sys.argv[1:]) or "the recipes"
+    perform(lambda: published(arguments), command, stopped)

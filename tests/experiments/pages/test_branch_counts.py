@@ -13,7 +13,7 @@ from experiments.pages.leaderboard.board import LABELS, cell_row
 from experiments.pages.leaderboard.board import tables as board_tables
 from experiments.runs.finished import FinishedRun
 from experiments.runs.problem_loop import run
-from experiments.runs.summary import shown_counts
+from experiments.runs.summary import counts_line
 from tests.experiments.pages.test_view import written
 from tests.experiments.test_branch_counts import LIMIT, SEARCH, records_of, save_circling
 from tests.helpers.runs import composed, save_rows
@@ -68,7 +68,7 @@ def test_how_thoughts_end_is_counted_and_shown_everywhere(
             assert record["usage"]["generated_tokens"] < 4 * LIMIT * 2
     told = {name: n for name, n in summary["branches"].items() if n}
     assert told == {"count": 8, **counts}
-    words = shown_counts(summary["branches"])
+    words = counts_line(summary["branches"])
     assert words in shown and advice in shown
     folder = tmp_path / "outputs" / "r"
     figures = comparison(load_rows([folder]))

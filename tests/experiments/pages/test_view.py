@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.pages.view.command import parsed, view
-from experiments.pages.view.page import told_apart
+from experiments.pages.view.page import distinct_labels
 from search import BestOfN, solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
@@ -85,11 +85,15 @@ def test_the_page_holds_the_run_and_its_trees(tmp_path: Path) -> None:
 
 def test_problems_are_told_apart_by_what_differs() -> None:
     start = "State the final answer to the following arithmetic problem:"
-    assert told_apart([f"{start} {i} + 2 =" for i in range(5)]) == [f"…{i} + 2 =" for i in range(5)]
-    assert told_apart([f"{start} 1", f"{start} 2", "Tom has", f"{start} 3"]) == [
+    assert distinct_labels([f"{start} {i} + 2 =" for i in range(5)]) == [
+        f"…{i} + 2 =" for i in range(5)
+    ]
+    assert distinct_labels([f"{start} 1", f"{start} 2", "Tom has", f"{start} 3"]) == [
         *("…1", "…2", "Tom has", "…3")
     ]
-    assert told_apart([start, start, ""]) == [start, start, ""] and told_apart([start]) == [start]
+    assert distinct_labels([start, start, ""]) == [start, start, ""] and distinct_labels(
+        [start]
+    ) == [start]
 
 
 def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:

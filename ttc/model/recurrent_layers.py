@@ -7,7 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
-from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicCache,
+    LinearAttentionCacheLayerMixin,
+)
 
 from ttc.memory.states import StateBatch, StateShape
 from ttc.parts import handler
@@ -70,7 +74,11 @@ def keeps_states(config: Any) -> bool:
 
 def layers_without_tokens(config: Any) -> set[int]:
     """The numbers of layers that mix no tokens and keep no state."""
-    return {i for i, layer in enumerate(_layers(config)) if isinstance(layer, DummyLayer)}
+    return {
+        number
+        for number, layer in enumerate(_layers(config))
+        if not isinstance(layer, CacheLayerMixin) and not getattr(layer, "number_of_states", 0)
+    }
 
 
 def _layers(config: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import Part, StateBatch, StateShape, Tensors
@@ -22,7 +22,7 @@ from ttc.model.replaced_functions import Function, called_by, forward_with, runn
 from ttc.recurrent.least_time_step import UPDATE, LeastTimeStep
 from ttc.recurrent.single_token import REPLACEMENTS
 
-CACHE_NAMES = ("cache_params", "past_key_values")
+CACHE_NAMES = ("cache", "cache_params", "past_key_values")  # as transformers have called it
 """What transformers' modules call the cache that they are given."""
 
 
@@ -88,8 +88,7 @@ class Recurrent:
 
     def cache_of(self, tensors: Tensors) -> Cache:
         layers: list[Any] = [
-            LinearAttentionLayer(number_of_states=count) if count else DummyLayer()
-            for count in self.state_counts
+            LinearAttentionLayer(number_of_states=count) for count in self.state_counts
         ]
         for part, tensor in tensors.items():
             layer = layers[part.layer]

@@ -95,7 +95,7 @@ def find_recurrent(model: Any, ids: Tensor) -> RecurrentLayers | None:
     if theirs is not None:
         cache.__class__ = type(theirs.__name__, (_WatchedCache, theirs), {})
     parameters = inspect.signature(body.forward).parameters
-    name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[1])
+    name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[-1])
 
     def begins(module: nn.Module, _: Any) -> None:
         cache.running.append(module)

@@ -79,8 +79,11 @@ def small_llama(dtype: torch.dtype = torch.bfloat16) -> Any:
 
 @pytest.mark.parametrize("family", ["bloom", "falcon", "gptj", "mpt"])
 def test_attention_that_a_family_writes_out_itself_is_refused(family: str) -> None:
+    model = small_models.build(family)
+    if model._supports_attention_backend:  # GPT-J in transformers 5.24
+        pytest.skip("this version of transformers dispatches it")
     with pytest.raises(UnsupportedModel, match="does not dispatch attention through transformers"):
-        examine(small_models.build(family))
+        examine(model)
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -125,6 +125,18 @@ def test_branches_that_decode_side_by_side_go_on_as_the_model_that_is_there_now(
     assert_whole(engine, branches)
 
 
+def test_a_call_ends_whose_model_changes_between_all_of_its_passes() -> None:
+    engine = make_engine(context=128, prefill_tokens=4)
+    call, steps = engine.roots([prompt(1, 30)]), 0
+    while not call.step():
+        engine.model_changed()
+        steps += 1
+        assert steps < 10
+    (root,) = call.result()
+    assert root.leaf.end == 29
+    assert_whole(engine, [root])
+
+
 def test_without_a_change_nothing_is_computed_again() -> None:
     engine = make_engine(context=128)
     root = engine.root(prompt(1, 20))

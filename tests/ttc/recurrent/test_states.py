@@ -173,6 +173,13 @@ def test_the_next_groups_states_come_while_a_group_decodes() -> None:
         assert_like_plain(plain("mamba2"), branch)
 
 
+def test_each_branch_of_a_round_has_room_for_its_state() -> None:
+    engine = limited("mamba2", "paged", 3)
+    branches = engine.fork(engine.root(prompt(1, 21)), 6)
+    found = engine.residency.groups([branch.leaf.path() for branch in branches], 10)
+    assert [len(group) for group in found] == [3, 3]
+
+
 def test_the_states_of_a_group_leave_at_once_where_another_one_follows() -> None:
     engine = limited("mamba2", "beam_groups", 6)
     branches = engine.fork(engine.root(prompt(1, 12)), 8)

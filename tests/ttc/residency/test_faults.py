@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.engines import make_engine
+from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_same
 from tests.helpers.links import failing_at
 from tests.helpers.offloading import KIB, OFFLOADING, changed, eight
@@ -115,6 +115,27 @@ def test_a_cancelled_step_keeps_what_it_has(policy: Any, monkeypatch: pytest.Mon
     assert_nothing_left(engine, branches)
 
 
+def test_what_is_written_over_goes_to_the_host_again() -> None:
+    results = []
+    for memory in (Resident(), Paged(block_tokens=32)):
+        engine = make_engine(memory=memory)
+        first = engine.root(list(range(1, 10)))
+        engine.generate([first], 12, sampling=GREEDY)
+        if isinstance(memory, Paged):
+            for storage in engine.memory.live:
+                engine.memory.write_back(storage, "test")
+        (other,) = engine.fork(first, 1, keep=len(first.tokens) - 6)
+        engine.release([first])
+        engine.extend([other], [[9, 8, 7, 6]]).result()
+        if isinstance(memory, Paged):
+            assert len(engine.memory.live) == 2  # it goes on where the first has written
+            for storage in engine.memory.live:
+                engine.memory.evict(storage, "test")
+        engine.generate([other], 6, sampling=GREEDY)
+        results.append(other)
+    assert_same(results[1:], results[:1])
+
+
 def test_a_block_gives_up_no_copy_of_its_own_for_the_room_of_the_others() -> None:
     engine = make_engine(memory=Paged(block_tokens=16))
     branch = engine.root(list(range(1, 18)))
@@ -126,6 +147,7 @@ def test_a_block_gives_up_no_copy_of_its_own_for_the_room_of_the_others() -> Non
         memory.evict(storage, "test")
     assert storage.is_resident and storage.host[0] is not None
     assert isinstance(engine.residency, Paged)
+    memory.device.budget_bytes = memory.device.used_bytes
     engine.residency.write_ahead(2**40)  # as far as there is room
     assert storage.is_resident
     assert_nothing_left(engine, [branch])

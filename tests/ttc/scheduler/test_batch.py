@@ -467,3 +467,27 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing() -> None:
     batch.step()
     engine.release(branches)
     assert len(batch) == 0 and engine.kv_bytes() == 0
+
+
+def test_as_many_rows_as_may_decode_at_once_do() -> None:
+    engine = make_engine()
+    one, *others = engine.roots([prompt(seed, 9) for seed in range(4)]).result()
+    batch = engine.running_batch(max_rows=3)
+    batch.add([one], Step(5), GREEDY)
+    batch.step()
+    batch.add(others[:2], Step(5), GREEDY)
+    batch.add(others[2:], Step(5), GREEDY)
+    batch.step()
+    assert [len(branch.generated) for branch in (one, *others)] == [2, 1, 1, 0]
+
+
+def test_those_that_are_preempted_wait_in_the_order_in_which_they_came() -> None:
+    engine = make_engine()
+    branches = engine.roots([prompt(seed, 9) for seed in range(4)]).result()
+    batch = engine.running_batch(max_rows=3)
+    came = [branches[n] for n in (2, 0, 3, 1)]
+    for branch in came:
+        batch.add([branch], Step(5), GREEDY)
+    batch.step()
+    batch.preempt()
+    assert [row.branch for row in batch.admission] == came

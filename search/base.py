@@ -163,6 +163,11 @@ class Search(Options, ABC):
         return False
 
     @property
+    def in_steps(self) -> bool:
+        """Whether it writes an answer in several steps, which a server keeps to no schema in."""
+        return False
+
+    @property
     def voting(self) -> Voting | None:
         """The rule by which the candidates vote for the answer; None where they don't, or where
         votes weigh something else."""
@@ -236,6 +241,10 @@ class StepwiseSearch(Search):
     """
 
     thinking_step: PositiveInt | NonEmptyText | None = None
+
+    @property
+    def in_steps(self) -> bool:
+        return True
 
     def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
         thinking = super().thinks(thoughts)

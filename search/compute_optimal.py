@@ -53,6 +53,14 @@ class ComputeOptimal(Search):
     def compares_ratings(self) -> bool:
         return any(strategy.compares_ratings for strategy in self.strategies)
 
+    @property
+    def puts_words(self) -> bool:
+        return any(strategy.puts_words for strategy in self.strategies)
+
+    @property
+    def in_steps(self) -> bool:
+        return any(strategy.in_steps for strategy in self.strategies)
+
     def check_scores(self, verifier: str, least: float, most: float) -> None:
         super().check_scores(verifier, least, most)
         for strategy in self.strategies:

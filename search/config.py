@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from search.base import Case, Search, StepwiseSearch
+from search.base import Case, Search
 from search.options import SolveOptions, check_parts
 from search.rating import Rater
 from ttc.backend import Backend
@@ -176,7 +176,7 @@ def _grammar(
             "schema or grammar; leave that out, or use another search": search.puts_words,
             f"{type(search).__name__} writes answers step by step, and a server begins a schema "
             "anew with each step; use a search that writes whole answers, as best_of_n, or a "
-            "ttc.Engine": engine.served and isinstance(search, StepwiseSearch),
+            "ttc.Engine": engine.served and search.in_steps,
         }
     )
     make = handler("answers", "grammar").of

@@ -11,13 +11,14 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
-from search import BeamSearch, SelfConsistency, solve
+from search import BeamSearch, ComputeOptimal, Search, SelfConsistency, solve
+from search.base import Case, SearchSteps, expand
 from tests.helpers.chat_server import serving
-from tests.helpers.engines import bytes_engine
+from tests.helpers.engines import GREEDY, bytes_engine
 from tests.helpers.searches import Costly
 from tests.helpers.servers import ServedModel, connected
 from tests.helpers.thinking import OPENING, TURNS, thinker
-from ttc import Endpoint, InvalidInput, RemoteBackend, RemoteError, Unsupported
+from ttc import Branch, Endpoint, InvalidInput, RemoteBackend, RemoteError, Step, Unsupported
 
 SCHEMA = {
     "type": "object",
@@ -49,11 +50,30 @@ def test_searches_on_a_server_get_answers_that_fit(remote: RemoteBackend) -> Non
 
 def test_what_a_server_cannot_be_asked_is_refused(remote: RemoteBackend) -> None:
     steps = BeamSearch(beam_size=2, beam_width=2, step_tokens=4)
-    with pytest.raises(InvalidInput, match="BeamSearch writes answers step by step, and a server"):
-        solve(steps, problem="?", engine=remote, verifier=Costly(0), schema=SCHEMA)
+    for one in (steps, ComputeOptimal(strategies=(steps,))):
+        message = f"{type(one).__name__} writes answers step by step, and a server"
+        with pytest.raises(InvalidInput, match=message):
+            solve(one, problem="?", engine=remote, verifier=Costly(0), schema=SCHEMA)
     search = SelfConsistency(n=2, max_tokens=9)
     with pytest.raises(Unsupported, match="RemoteBackend keeps to no grammar"):
         solve(search, problem="?", engine=remote, grammar="start: /a/")
+
+
+class ForksHalfWay(Search):
+    """It does not say that it goes in steps."""
+
+    needs_verifier = False
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        (begun,) = yield from expand([root], 1, Step(1), GREEDY)
+        return (yield from expand([begun], 2, case.answer(99), GREEDY))
+
+
+def test_an_answer_that_is_begun_is_never_begun_again(remote: RemoteBackend) -> None:
+    (result,) = solve(ForksHalfWay(), problem=["?"], engine=remote, schema=SCHEMA)
+    assert "a server begins a schema anew with each request, and this" in str(result.error)
+    assert all(branch.finish_reason is None for branch in result.branches)
+    assert not remote.live
 
 
 def test_a_server_that_keeps_to_no_schema_is_told() -> None:

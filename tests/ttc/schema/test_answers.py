@@ -18,6 +18,7 @@ from search import (
     BestOfN,
     BudgetForcing,
     CertaintyProbe,
+    ComputeOptimal,
     Greedy,
     Problem,
     Result,
@@ -323,6 +324,11 @@ REFUSED: list[tuple[Search, dict[str, Any], str]] = [
     ),
     (BudgetForcing(), {}, "BudgetForcing puts words of its own into answers"),
     (CertaintyProbe(), {}, "CertaintyProbe puts words of its own into answers"),
+    (
+        ComputeOptimal(strategies=(BudgetForcing(),)),
+        {"verifier": Costly(0)},
+        "ComputeOptimal puts words of its own into answers",
+    ),
 ]
 
 

@@ -58,6 +58,7 @@ class ActiveSearch:
     request: what the search has asked for last. answered: how many requests were answered.
     waiting: of an `Expand`, the parents whose children are still to be made. children, growing:
         those so far, and those whose step is under way, with what is left of it where it has parts.
+    shortened: those whose step the budget cut short.
     tool_runs: the calls of tools, by what is called; equal ones are made once.
     sent_tokens: the generated tokens that `writing` has given.
 
@@ -86,6 +87,7 @@ class ActiveSearch:
     waiting: list[Branch] = field(default_factory=list)
     children: list[Branch] = field(default_factory=list)
     growing: dict[Branch, StepParts | None] = field(default_factory=dict)
+    shortened: list[Branch] = field(default_factory=list)
     spending: Spending = field(init=False)
     tool_runs: dict[str, Any] = field(default_factory=dict)
     answered: int = 0
@@ -312,6 +314,8 @@ class ActiveSearch:
     def close(self) -> None:
         """Spend the reserve on the best branch, where a budget ended the search before it was
         finished."""
+        if not self.stopped and any(b.step_reasons[-1:] == ["length"] for b in self.shortened):
+            self.stopped = self.spending.scarcest
         ended = self.stopped in (None, "max_wall_s", "cancelled") or self.error is not None
         if ended or not self.budget.reserve or self.closing is not None:
             return

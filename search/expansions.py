@@ -41,6 +41,8 @@ def begin_children(run: UnderWay, active: ActiveSearch, request: Expand) -> None
     if count:
         forked = [(run.engine.fork(parent, 1)[0], parent) for parent in active.waiting[:count]]
         active.growing = {active.record(child, parent): None for child, parent in forked}
+        if max_tokens < tokens:
+            active.shortened += active.growing
         run.decoding.update(dict.fromkeys(active.growing, active))
         _begin_steps(run, active, request, max_tokens)
     elif active.children:

@@ -171,6 +171,21 @@ def test_a_budget_buys_whole_samples_and_then_a_part_of_one() -> None:
     assert result.best is not None and result.best.score is not None
 
 
+@pytest.mark.parametrize("limit", ["max_tokens", "max_generated_tokens"])
+@pytest.mark.parametrize("reserve", [0, 12])
+@pytest.mark.parametrize("search", [Greedy(max_tokens=40), BestOfN(n=1, max_tokens=40)])
+def test_a_budget_that_cuts_the_last_step_is_named_and_its_reserve_is_spent(
+    search: Search, reserve: int, limit: str
+) -> None:
+    backend = FakeBackend(letters="123456789")  # nothing ends a text early
+    budget: dict[str, Any] = {limit: 20, "reserve": reserve}
+    (result,) = solved(search, backend, ["q"], **budget)
+    assert (result.stopped, result.usage.generated_tokens) == (limit, 20)
+    assert result.best is not None and len(result.best.text) == 20
+    (enough,) = solved(search, FakeBackend(letters="123456789"), ["q"], **{limit: 40})
+    assert enough.stopped is None and enough.usage.generated_tokens == 40
+
+
 def test_what_early_ends_leave_over_buys_more_samples() -> None:
     backend = FakeBackend(letters="0123")
     (free,) = solved(BestOfN(n=8, max_tokens=10), FakeBackend(letters="0123"), ["q"])

@@ -62,7 +62,8 @@ def check_gold(gold: str, kind: str) -> None:
         return
     quoted = repr(gold if len(gold) <= 60 else f"...{gold[-57:]}")
     way = (
-        "give the answer alone, or the answer_kind that it has: number, choice, math, text or code"
+        "give the answer alone, a number with a decimal point, or the answer_kind that it has: "
+        "number, choice, math, text or code"
     )
     if is_solution:
         way = "it is a whole solution with the answer after ####, which dataset.reader=gsm8k reads"

@@ -125,6 +125,12 @@ def test_a_gold_answer_is_good_or_refused(gold: str) -> None:
             assert same_answer(gold, gold, kind)
 
 
+@pytest.mark.parametrize("gold", ["3,5", "2,50 €", "1.234,5", "1.234.567"])
+def test_a_gold_number_in_another_lands_form_is_told_the_form_to_write(gold: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{gold}.* is not a number.*with a decimal point"):
+        check_gold(gold, "number")
+
+
 def test_digits_without_end_are_no_number_and_no_error() -> None:
     long = "9" * 5000
     assert numbers_in(f"3 and {long}") == [3]

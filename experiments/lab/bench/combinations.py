@@ -592,7 +592,8 @@ def results(
     c: Combination, engine: Engine, problems: Sequence[Problem]
 ) -> Generator[tuple[str, Result], None, None]:
     """Of the problems that were not cancelled, as they end, by their ids."""
-    configs = [config_of(c, engine, besides) for besides in (False, True)]
+    config = config_of(c, engine, False)
+    configs = [config, config if c.beside is None else config_of(c, engine, True)]
     drivers = [
         Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
         for _ in range(c.callers)

@@ -153,10 +153,11 @@ class Driver(UnderWay):
     def decode(self) -> list[tuple[int, Progress]]:
         """A token of all that decode."""
         batch = self.admission.batch
-        if self.tools is not None and self.tools.calling and not self.works and not len(batch):
+        stands = not self.works and not len(batch)
+        if stands and self.tools is not None and self.tools.calling:
             self.tools.wait()
             return []
-        if self.decoding and not len(batch):
+        if stands and self.decoding:
             raise InvalidInput(
                 f"{type(batch).__name__}.step has not returned {len(self.decoding)} branches that "
                 "it let go of; return each whose step is over"

@@ -23,6 +23,7 @@ from ttc.protocols import Verifier
 from ttc.results import Problem, Result
 from ttc.task import Passes
 from ttc.text.prompt import PromptTemplate
+from ttc.text.thinking_marks import ThinkingMarks
 
 RAW = PromptTemplate("{question}", raw=True)
 LONG = [chr(ord("a") + i) * 600 for i in range(8)]
@@ -308,3 +309,21 @@ def test_a_pass_over_a_prompt_has_as_many_rows_as_take_a_moment() -> None:
     for _ in range(10):
         pace.note(10 * PASS_S)
     assert engine.runtime.prefill_tokens == LEAST_ROWS
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_thought_is_closed_in_several_passes_while_no_one_decodes(others: int) -> None:
+    closing = ">" + "so " * 20
+    search = Greedy(max_tokens=8, thinking_tokens=3)
+    counted = Counted()
+    options = SolveOptions(
+        seed=1, template=RAW, thinking_marks=ThinkingMarks("<", ">", closing=closing)
+    )
+    config = SearchConfig.of(search, counted.engine, options)
+    thinks = counted.driver.add_from(Problem("go<"), config, "me", 3)
+    for number in range(others):
+        counted.add(Greedy(max_tokens=1), LONG[number], "another")
+    counted.passes_until(thinks)
+    alone = solve(search, problem="go<", engine=make_engine(), **vars(options))
+    (branch,) = counted.ended[thinks].branches
+    assert closing in branch.text and branch.text == alone.branches[0].text

@@ -163,21 +163,23 @@ class Driver(UnderWay):
                 "it let go of; return each whose step is over"
             )
         try:
-            ended = self._ended(batch.step())
+            ended = batch.step()
         except BranchRefused as refusal:
             active = self.decoding[refusal.branch]
             self.stop_decoding(active)
             active.growing = {}
             active.fail(RemoteError(str(refusal)))
             return []
+        if ended != []:
+            self._check_ended(ended)
         done = list(end_steps(self, go_on(self, ended))) if ended else []
         if self.each_token:
             writing = dict.fromkeys(self.decoding.values())
             done += [(active.index, event) for active in writing if (event := active.writing())]
         return done
 
-    def _ended(self, branches: list[Branch]) -> list[Branch]:
-        """Branches whose step is over, as a batch says. Raises InvalidInput where it is not."""
+    def _check_ended(self, branches: list[Branch]) -> None:
+        """Raise InvalidInput unless a batch gave branches whose step is over."""
         backend = type(self.engine).__name__
         check_is(f"what a batch of {backend} gave", branches, list, "a list of branches")
         for branch in branches:
@@ -186,7 +188,6 @@ class Driver(UnderWay):
                     f"{backend} has left {branch!r} without an end of its step; call "
                     "branch.end_step(reason) for each branch that was to go on, once"
                 )
-        return branches
 
     def serve(self, searches: list[ActiveSearch], tokens: int = 0) -> None:
         """Have the requests of these searches answered. tokens: that their verifier reads."""

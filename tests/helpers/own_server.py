@@ -31,19 +31,10 @@ from search import (
 from search.budget import Budget
 from search.options import SolveOptions
 from tests.helpers.models import small
-from tests.helpers.tokenizers import EOS, Ascii
+from tests.helpers.tokenizers import EOS, Chatting
 from ttc import Branch, Engine
 from ttc.backend import Backend
 from ttc.protocols import Verifier
-
-
-class Chatting(Ascii):
-    """A chat template that writes each role's first letter before its words."""
-
-    chat_template = "made by apply_chat_template"  # type: ignore[assignment]
-
-    def apply_chat_template(self, messages: Sequence[dict[str, str]], **_: Any) -> str:
-        return "".join(f"{m['role'][0]}:{m['content']}\n" for m in messages) + "a:"
 
 
 class Asks:

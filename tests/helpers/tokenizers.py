@@ -42,6 +42,15 @@ class Ascii(Letters):
         return "".join(chr(t) for t in tokens if not (skip_special_tokens and t == EOS))
 
 
+class Chatting(Ascii):
+    """A chat template that writes each role's first letter before its words."""
+
+    chat_template = "made by apply_chat_template"  # type: ignore[assignment]
+
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], **_: Any) -> str:
+        return "".join(f"{m['role'][0]}:{m['content']}\n" for m in messages) + "a:"
+
+
 class Numbers:
     """A tokenizer of numbers; there is no end of sequence but token 0."""
 

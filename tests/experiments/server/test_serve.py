@@ -17,8 +17,8 @@ import openai
 
 from search import BestOfN, SelfConsistency, solve
 from tests.helpers.models import small
-from tests.helpers.own_server import SEARCHES, Asks, Chatting, Running, make_engine, running, said
-from tests.helpers.tokenizers import EOS
+from tests.helpers.own_server import SEARCHES, Asks, Running, make_engine, running, said
+from tests.helpers.tokenizers import EOS, Chatting
 from ttc.text.conversation import Conversation
 from ttc.text.prompt import PromptTemplate
 

@@ -14,9 +14,10 @@ pytest.importorskip("openai")
 import httpx2
 
 import verifiers
-from tests.helpers.own_server import Chatting, running
+from tests.helpers.own_server import running
 from tests.helpers.parts import installed
 from tests.helpers.tiers import some_quick
+from tests.helpers.tokenizers import Chatting
 
 LENGTH = 55_000
 HELD_S = 15

@@ -31,10 +31,10 @@ from search import BestOfN, solve
 from search.selection import majority, weighted_majority
 from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
-from tests.helpers.own_server import Chatting
 from tests.helpers.processes import finished
 from tests.helpers.scripted import Scripted
 from tests.helpers.tiers import examples, slow
+from tests.helpers.tokenizers import Chatting
 from ttc import Branch, InvalidInput, Problem
 from ttc.model.loading.load import load
 from ttc.text.equality import AnswerReader

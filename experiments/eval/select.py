@@ -196,8 +196,7 @@ def report(arguments: argparse.Namespace) -> str:
     for name, why in missing.items():
         reasons.setdefault(why, []).append(name)
     notes += [f"not scored: {', '.join(names)}: {why}" for why, names in reasons.items()]
-    text: str = getattr(table(rows, notes), arguments.format)()
-    return text
+    return getattr(table(rows, notes), arguments.format)()
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -24,7 +24,7 @@ def is_auto(config: DictConfig) -> bool:
 def auto_of(config: DictConfig) -> Auto:
     """`memory=auto` as configured, planning for what the search asks for where the configuration
     leaves that open."""
-    auto: Auto = instantiate(config.memory)
+    auto = instantiate(config.memory)
     needs: dict[str, Any] = search_needs(instantiate(config.search, _convert_="all"))
     return replace(auto, **{name: n for name, n in needs.items() if getattr(auto, name) is None})
 

@@ -60,18 +60,15 @@ def resolved(config: DictConfig) -> DictConfig:
     if isinstance(name := verifier.get("inner"), str):
         verifier.inner = _by_name(name, "verifier.inner")
     if "parts" in verifier:
-        parts = verifier.parts
         verifier.parts = [
-            _by_name(node, "verifier.parts") if isinstance(node, str) else node for node in parts
+            _by_name(part, "verifier.parts") if isinstance(part, str) else part
+            for part in verifier.parts
         ]
     if (file := verifier.get("calibration")) is not None:
         gate = _calibration(GateCalibration, file, config)
         verifier.tau_conf = gate.tau_conf
         verifier.r_gap = gate.r_gap
-    for where, node in (
-        ("verifier", verifier),
-        ("verifier.inner", verifier.get("inner") or DictConfig({})),
-    ):
+    for where, node in (("verifier", verifier), ("verifier.inner", verifier.get("inner") or {})):
         exit = node.get("exit")
         if exit is not None and OmegaConf.get_type(exit) is CalibratedExitConfig:
             if OmegaConf.is_missing(exit, "calibration"):
@@ -104,8 +101,7 @@ def _by_name(name: str, where: str) -> Any:
 def make_verifier(config: DictConfig) -> Verifier | None:
     # its thresholds stand in `resolved`
     loaded = {"calibration": None} if "calibration" in config.verifier else {}
-    verifier: Verifier | None = _made(config.verifier, **loaded)
-    return verifier
+    return _made(config.verifier, **loaded)
 
 
 def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
@@ -121,11 +117,8 @@ def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
         verifier = None
         config.verifier = OmegaConf.create({"_target_": None})
     exit = getattr(getattr(verifier, "inner", verifier), "exit", None)
-    if (
-        search.compares_ratings
-        and exit is not None
-        and (exit.rule == "ranking" or exit.common_depth)
-    ):
+    varies = exit is not None and (exit.rule == "ranking" or exit.common_depth)
+    if search.compares_ratings and varies:
         raise InvalidInput(
             f"{type(search).__name__} compares scores of different ratings, which do not compare "
             "where each rating leaves at a depth of its own; use a search that rates once, or "
@@ -135,11 +128,9 @@ def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
 
 
 def thinking_marks(config: DictConfig) -> Setting:
-    marks = config.model.thinking_marks
+    marks = OmegaConf.to_container(config.model)["thinking_marks"]
     if marks is None or marks is False:
         return marks
-    if OmegaConf.is_list(marks):
-        marks = OmegaConf.to_container(marks)
     if not isinstance(marks, list) or len(marks) != 2:
         raise InvalidInput(
             f"model.thinking_marks={marks} must be null for the model's own, false for none, or "
@@ -150,11 +141,14 @@ def thinking_marks(config: DictConfig) -> Setting:
 
 def make_template(config: DictConfig) -> PromptTemplate:
     data = config.dataset
-    examples = (*((e.question, e.answer) for e in data.examples), *load_examples(data))
-    options = as_dict(data.chat_options)
-    keep = data.keep_generated
     return PromptTemplate(
-        data.instruction, data.system, examples, data.chat, data.raw, options, keep_generated=keep
+        data.instruction,
+        data.system,
+        (*((e.question, e.answer) for e in data.examples), *load_examples(data)),
+        data.chat,
+        data.raw,
+        as_dict(data.chat_options),
+        keep_generated=data.keep_generated,
     )
 
 
@@ -188,8 +182,7 @@ def make_backend(config: DictConfig) -> Backend:
     if not is_remote(config):
         return make_engine(config)
     if own_backend(config) is not None:
-        own: Backend = _made(config.backend)
-        return own
+        return _made(config.backend)
     name = config.model.name
     source = source_options(config)
     tokenizer = tokenizer_of(config)
@@ -207,9 +200,15 @@ def make_backend(config: DictConfig) -> Backend:
     return backend
 
 
-LOCAL_GROUPS = ("memory", "placement", "cache", "sharing", "gate", "speculation")
-DEFAULTS = {"memory": Resident, "sharing": Sharing}
-"""The classes of those groups whose default does something."""
+LOCAL_GROUPS = {
+    "memory": Resident,
+    "placement": None,
+    "cache": None,
+    "sharing": Sharing,
+    "gate": None,
+    "speculation": None,
+}
+"""The groups of the engine of this machine, with the classes of defaults that do something."""
 
 
 def is_remote(config: DictConfig) -> bool:
@@ -234,10 +233,8 @@ def check_backend(config: DictConfig) -> None:
         for name, value in plain.items()
         if config.model[name] != value
     ]
-    for group in LOCAL_GROUPS:
-        default: Any = {"_target_": None}
-        if group in DEFAULTS:
-            default = OmegaConf.structured(schema_of(DEFAULTS[group]))
+    for group, kind in LOCAL_GROUPS.items():
+        default = OmegaConf.structured(schema_of(kind)) if kind else {"_target_": None}
         if config[group] != default:
             unused.append(group)
     own = own_backend(config) is not None
@@ -298,11 +295,8 @@ def say_settings(settings: GenerationSettings | None) -> None:
 
 def make_placement(config: DictConfig) -> Placement | None:
     """Which units a split has on the host may be left to memory=auto."""
-    profile = {}
-    if is_auto(config) and "profile" in config.placement:
-        profile["profile"] = config.memory.profile
-    placement: Placement | None = _made(config.placement, **profile)
-    return placement
+    planned = is_auto(config) and "profile" in config.placement
+    return _made(config.placement, **({"profile": config.memory.profile} if planned else {}))
 
 
 def devices_in(config: DictConfig) -> tuple[str, Over | None]:

@@ -150,8 +150,7 @@ def _grader(problems: list[Problem], config: DatasetConfig, reading: AnswerReadi
     """What grades: programs are run, other answers compared."""
     if config.answer_kind != "code" or config.grader is not None:
         return reading.is_correct
-    grader: IsCorrect = handler("grader", "code")(problems)
-    return grader
+    return handler("grader", "code")(problems)
 
 
 def checked_grader(task: LoadedTask) -> LoadedTask:

@@ -30,16 +30,12 @@ def describe(config: DictConfig, template: PromptTemplate, task: LoadedTask) -> 
         template, _ = switched(template, mode, tokenizer, thoughts)
         if tools is None:
             return template
-        of_tools: PromptTemplate = (
-            handler("tool_use", "chat").of(tools, template, tokenizer).template
-        )
-        return of_tools
+        return handler("tool_use", "chat").of(tools, template, tokenizer).template
 
-    usual = asking(template)
     parts = [OmegaConf.to_yaml(config, resolve=True).rstrip()]
     for problem in task.problems[:SHOWN]:
         talk = problem.messages
-        its = usual if talk is None else asking(Conversation.of(talk, template))
+        its = asking(template if talk is None else Conversation.of(talk, template))
         text = its.text(problem.question, tokenizer)
         tokens = len(its.tokens(problem.question, tokenizer))
         gold = problem.answer

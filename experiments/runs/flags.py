@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 
@@ -41,7 +41,7 @@ ELSEWHERE = {
 
 
 def as_settings(
-    words: Sequence[str], flags: Mapping[str, str], groups: Mapping[str, type] = NO_GROUPS
+    words: Iterable[str], flags: Mapping[str, str], groups: Mapping[str, type] = NO_GROUPS
 ) -> list[str]:
     """The words of a command line with `SETTING=VALUE` in the place of these flags and their
     values. groups: those of the settings that the command alone has.
@@ -49,29 +49,21 @@ def as_settings(
     Raises InvalidInput for a flag that is neither one of these nor Hydra's, and for one without a
     value.
     """
-    return list(_settings(iter(words), flags, groups))
-
-
-def _settings(
-    words: Iterator[str], flags: Mapping[str, str], groups: Mapping[str, type]
-) -> Iterator[str]:
+    settings = []
+    words = iter(words)
     for word in words:
         flag, equals, value = word.partition("=")
         if not flag.startswith("--") or flag in OF_HYDRA:
-            yield word
-        elif flag not in flags:
+            settings.append(word)
+            continue
+        if flag not in flags:
             raise InvalidInput(unknown_flag(flag, flags, groups))
-        else:
-            value = value if equals else next(words, "")
-            if not value or value.startswith("--"):
-                raise InvalidInput(
-                    f"{flag} needs a value; give {flag} VALUE or {flags[flag]}=VALUE"
-                )
-            yield f"{flags[flag]}={_quoted(value)}"
-
-
-def _quoted(value: str) -> str:
-    return value if re.fullmatch(r"[\w./:@+-]+", value) else as_override(value)
+        value = value if equals else next(words, "")
+        if not value or value.startswith("--"):
+            raise InvalidInput(f"{flag} needs a value; give {flag} VALUE or {flags[flag]}=VALUE")
+        plain = re.fullmatch(r"[\w./:@+-]+", value)
+        settings.append(f"{flags[flag]}={value if plain else as_override(value)}")
+    return settings
 
 
 def unknown_flag(
@@ -103,7 +95,5 @@ def _setting_like(flag: str, own: Mapping[str, type]) -> str | None:
         for field in fields(kind):
             settings.setdefault(field.name, f"{group}.{field.name}")
             settings[f"{group}_{field.name}"] = f"{group}.{field.name}"
-    close = get_close_matches(
-        flag.lstrip("-").replace("-", "_").replace(".", "_"), settings, 1, 0.8
-    )
+    close = get_close_matches(re.sub("[-.]", "_", flag.lstrip("-")), settings, 1, 0.8)
     return settings[close[0]] if close else None

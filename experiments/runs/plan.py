@@ -6,6 +6,7 @@ Settings are those of a run with `memory=auto`. No weights are read.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -52,15 +53,9 @@ def show(config: Any, overrides: Sequence[str]) -> None:
     )
     options = planned.options()
     output.show(table(options, planned, model.name).markdown())
-    chosen = Chosen(planned, best(options))
-    kept = [
-        o
-        for o in overrides
-        if o.lstrip("+").partition("=")[0].partition(".")[0] not in ("memory", "placement")
-    ]
-    output.show(
-        f"\nfastest: {shlex.join(['python', '-m', 'experiments.run', *kept, *chosen.settings])}"
-    )
+    kept = [o for o in overrides if not re.match(r"\+*(memory|placement)[.=]", o)]
+    words = ["python", "-m", "experiments.run", *kept, *Chosen(planned, best(options)).settings]
+    output.show(f"\nfastest: {shlex.join(words)}")
 
 
 def table(options: Sequence[Any], planned: Any, model: str) -> Any:
@@ -69,37 +64,26 @@ def table(options: Sequence[Any], planned: Any, model: str) -> Any:
     from experiments.cli.tables import Table, amount
 
     lines = []
+    for option in sorted(options, key=lambda option: float(f"{option.problem_s:.6g}")):
+        number = "" if option.number is None else f" {option.number}"
+        times = (option.step_s, option.problem_s)
+        need = (option.device_bytes, option.host_bytes, option.link_bytes)
+        cells = [f"{option.placement}{number}", option.memory, str(option.problems)]
+        cells += [f"{s * 1e3:.1f}" if option.feasible else "-" for s in times]
+        cells += [amount(n) if n else "-" for n in need]
+        lines.append([*cells, option.reason])
     search, count = planned.search, planned.problems
-    heads = ["placement", "memory", "problems", "a step, ms", "for each problem, ms"]
     at_once = f"problems at once: {count}"
     if count is None:
         at_once = "as many problems at once as a run begins"
-    for option in sorted(options, key=lambda option: float(f"{option.problem_s:.6g}")):
-        number = "" if option.number is None else f" {option.number}"
-        times = [
-            f"{s * 1e3:.1f}" if option.feasible else "-" for s in (option.step_s, option.problem_s)
-        ]
-        need = [
-            amount(n) if n else "-"
-            for n in (option.device_bytes, option.host_bytes, option.link_bytes)
-        ]
-        lines.append(
-            [
-                f"{option.placement}{number}",
-                option.memory,
-                str(option.problems),
-                *times,
-                *need,
-                option.reason,
-            ]
-        )
     title = (
         f"{model}: {number_of(search.branches, 'branch', 'branches')} on "
         f"{number_of(search.prompt_tokens, 'token')}, "
         f"{number_of(search.output_tokens, 'token')} each, {search.step_tokens} a step; {at_once}"
     )
-    heads += ["bytes on the device", "on the host", "over the link", "not possible"]
-    notes = []
-    if any(option.reason for option in options):
-        notes.append("Of what is not possible, the bytes are those that it needs.")
-    return Table(title, heads, lines, notes)
+    heads = (
+        *("placement", "memory", "problems", "a step, ms", "for each problem, ms"),
+        *("bytes on the device", "on the host", "over the link", "not possible"),
+    )
+    note = "Of what is not possible, the bytes are those that it needs."
+    return Table(title, heads, lines, [note] if any(o.reason for o in options) else [])

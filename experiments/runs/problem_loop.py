@@ -33,10 +33,10 @@ from experiments.runs.orders import same_choices
 from experiments.runs.private import texts_left_out, without_texts
 from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
-from experiments.runs.reading import read_records
+from experiments.runs.reading import read_fingerprint, read_provenance, read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import ProgressBar, show_logged
-from experiments.runs.seeds_alike import SeedsAlike, Twin
+from experiments.runs.seeds_alike import alone, records_for_any_seed, remember, twin_of
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, summary_of
 from experiments.runs.summary_tables import failures, table
@@ -148,7 +148,7 @@ class Job:
     @property
     def total(self) -> int:
         """With the problems that cannot be used."""
-        return len(self.task.problems) + len(self.task.failures)
+        return len(self._ids())
 
     def solve(self, folder: RunFolder, inputs: Inputs, notes: Path | None) -> dict[str, Any]:
         """Write a record of each problem that has none yet, then the summary."""
@@ -158,11 +158,11 @@ class Job:
         folder.check_inputs(inputs)
         if notes is None or not self._same_for_all_seeds:
             return self._solve_what_is_left(folder, inputs)
-        with SeedsAlike.alone(notes, self.config, inputs) as alike:
-            if (twin := alike.twin()) is not None:
+        with alone(notes, self.config, inputs) as note:
+            if (twin := twin_of(note)) is not None:
                 self._copy(twin, folder)
             summary = self._solve_what_is_left(folder, inputs)
-            alike.remember(folder)
+            remember(note, folder.path)
         return summary
 
     @property
@@ -171,15 +171,15 @@ class Job:
         inherited = "draws" not in vars(type(search))  # a subclass of one's own may draw
         return not (search.draws or inherited or tools)
 
-    def _copy(self, twin: Twin, folder: RunFolder) -> None:
+    def _copy(self, twin: Path, folder: RunFolder) -> None:
         missing = {problem.id for problem in self.task.problems} - folder.records.keys()
-        if records := [record for record in twin.records if record["id"] in missing]:
+        if records := [r for r in records_for_any_seed(twin) if r["id"] in missing]:
             say(
-                f"{number_of(len(records), 'record')} copied from {twin.folder}, which differs in "
-                f"its seed alone: {type(self.search).__name__} draws nothing here"
+                f"{number_of(len(records), 'record')} copied from {twin}, which differs in its "
+                f"seed alone: {type(self.search).__name__} draws nothing here"
             )
-            folder.check_inputs(twin.fingerprint)
-            folder.made_by(*twin.made_by)
+            folder.check_inputs(read_fingerprint(twin))  # with the model that a server runs
+            folder.made_by(*(go | {"copied_from": str(twin)} for go in read_provenance(twin)))
             folder.append(*records)
 
     def _solve_what_is_left(self, folder: RunFolder, inputs: Inputs) -> dict[str, Any]:
@@ -196,8 +196,8 @@ class Job:
                 f"{why} the problems left may get other samples than in one go; float32 on a CPU "
                 "gives the same (docs/exactness.md)"
             )
-        sitting = {"records_before": len(folder.records), "samples_depend_on_batch": why}
-        folder.made_by({"commit": commit(), "machine": machine(), **sitting})
+        made = {"commit": commit(), "machine": machine(), "records_before": len(folder.records)}
+        folder.made_by(made | {"samples_depend_on_batch": why})
         if engine is not None and self.verifier is not None:
             with texts_left_out(private, [p.question for p in problems] if private else []):
                 _try_verifier(self.verifier, self.template, engine, problems)

@@ -28,8 +28,7 @@ def find_reader(name: str) -> RowReader:
     if name in READERS:
         return READERS[name]
     if name in of_parts():
-        of_a_part: RowReader = handler("reader", name)
-        return of_a_part
+        return handler("reader", name)
     if gone := missing_for(f"reader={name}"):
         raise MissingPart(gone)
     if "." not in name:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
@@ -27,6 +27,7 @@ from ttc.text.encodable import encodable
 
 NEEDED = ("id", "correct", "error", "branches", "usage")
 """What every version has written into a record."""
+T = TypeVar("T")
 
 
 def read_records(
@@ -52,14 +53,15 @@ def each_record(file: Path, needed: Sequence[str] = NEEDED) -> Iterator[tuple[di
         except (ValueError, RecursionError):
             record = None
         named = isinstance(record, dict) and isinstance(record.get("id"), str)
-        if last and not (named and line.endswith(b"\n")):
+        whole = named and line.endswith(b"\n")
+        if last and not whole:
             break
         what = fault(RECORD, record) if named else None
         missing = [name for name in needed if named and name not in record]
         damaged, way_out = f"{file}, line {number} is damaged", "restore it or delete that line"
         refuse(
             {
-                f"{damaged}; {way_out}": not (named and line.endswith(b"\n")),
+                f"{damaged}; {way_out}": not whole,
                 f"{damaged}: {what}; {way_out}": what is not None,
                 f"{file}, line {number} has no {' and no '.join(missing)}: another version or "
                 "program wrote it, so it cannot be compared; run again under another run.name": (
@@ -121,21 +123,17 @@ def _first_line(error: Exception) -> str:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """A run's summary.json, {} without one."""
-    summary: dict[str, Any] = _read_json(folder / "summary.json", {}, SUMMARY)
-    return summary
+    return _read_json(folder / "summary.json", {}, SUMMARY)
 
 
 def read_fingerprint(folder: Path) -> dict[str, dict[str, str]]:
-    """What a run was made from (see `experiments.runs.fingerprint`), {} without a
-    fingerprint.json."""
-    marks: dict[str, dict[str, str]] = _read_json(folder / "fingerprint.json", {}, FINGERPRINT)
-    return marks
+    """What a run was made from (see `experiments.runs.fingerprint`), {} without that file."""
+    return _read_json(folder / "fingerprint.json", {}, FINGERPRINT)
 
 
 def read_provenance(folder: Path) -> list[dict[str, Any]]:
     """What each go of a run was made by, [] without a provenance.json."""
-    goes: list[dict[str, Any]] = _read_json(folder / "provenance.json", [], PROVENANCE)
-    return goes
+    return _read_json(folder / "provenance.json", [], PROVENANCE)
 
 
 def check_whole(folder: Path, record: dict[str, Any]) -> None:
@@ -147,12 +145,12 @@ def check_whole(folder: Path, record: dict[str, Any]) -> None:
         )
 
 
-def _read_json(file: Path, default: Any, shape: TypeAdapter[Any]) -> Any:
+def _read_json(file: Path, default: T, shape: TypeAdapter[Any]) -> T:
     if not file.is_file():
         return default
     try:
         with _reading(file):
-            value = encodable(json.loads(file.read_text(encoding="utf-8")))
+            value: T = encodable(json.loads(file.read_text(encoding="utf-8")))
         what = fault(shape, value)
     except (ValueError, RecursionError) as error:
         what = str(error)

@@ -53,18 +53,20 @@ def class_label(node: Any, choice: str) -> str:
     return str(path).rpartition(".")[2] if is_own(path) else choice
 
 
-def verifier_label(search: Any, verifier: str) -> str:
+def verifier_label(config: Any) -> str:
     """The verifier as a part of a run's name, "" for a search that asks for no ratings."""
     try:
-        rated = instantiate(search, _convert_="all").needs_verifier
+        rated = instantiate(config.search, _convert_="all").needs_verifier
     except Exception:  # a wrong setting, which the run itself refuses by name
         rated = True
-    return f"-{verifier}" if rated else ""
+    choice = _chosen("verifier")
+    if choice == "auto":
+        choice = default_verifier(config.dataset.answer_kind)
+    return f"-{class_label(config.verifier, choice)}" if rated else ""
 
 
-def _chosen_verifier(kind: str) -> str:
-    choice = str(HydraConfig.get().runtime.choices["verifier"])
-    return default_verifier(kind) if choice == "auto" else choice
+def _chosen(group: str) -> str:
+    return str(HydraConfig.get().runtime.choices[group])
 
 
 def overrides_suffix(overrides: Sequence[str], silent: Sequence[str]) -> str:
@@ -78,22 +80,13 @@ def overrides_suffix(overrides: Sequence[str], silent: Sequence[str]) -> str:
 
 def register_names() -> None:
     """Make the parts of a name known to `conf/run/default.yaml`."""
-    OmegaConf.register_new_resolver(
-        "overrides_suffix",
-        lambda: overrides_suffix(HydraConfig.get().overrides.task, (*MAY_CHANGE, "run.name")),
-        replace=True,
-    )
-    OmegaConf.register_new_resolver("data_label", data_label, replace=True)
-    OmegaConf.register_new_resolver(
-        "verifier_label",
-        lambda *, _root_: verifier_label(
-            _root_.search,
-            class_label(_root_.verifier, _chosen_verifier(_root_.dataset.answer_kind)),
+    for name, part in (
+        (
+            "overrides_suffix",
+            lambda: overrides_suffix(HydraConfig.get().overrides.task, (*MAY_CHANGE, "run.name")),
         ),
-        replace=True,
-    )
-    OmegaConf.register_new_resolver(
-        "search_label",
-        lambda *, _root_: class_label(_root_.search, HydraConfig.get().runtime.choices["search"]),
-        replace=True,
-    )
+        ("data_label", data_label),
+        ("search_label", lambda *, _root_: class_label(_root_.search, _chosen("search"))),
+        ("verifier_label", lambda *, _root_: verifier_label(_root_)),
+    ):
+        OmegaConf.register_new_resolver(name, part, replace=True)

@@ -20,20 +20,15 @@ NO_CLASS = {"model": ModelConfig, "dataset": DatasetConfig}
 """The groups of which no object is made, and what describes their settings."""
 
 
-def chosen(words: Sequence[str]) -> list[tuple[str, Any]]:
-    """The groups that words of a command line choose for, each with what it is set to."""
-    overrides = [read(word) for word in as_settings(words, RUN_FLAGS)]
-    return [
-        (override.key_or_group, name)
-        for override in overrides
-        if override is not None and override.key_or_group in {*GROUPS, *NO_CLASS}
-        for name in values(override)
-    ]
-
-
 def settings_help(words: Sequence[str]) -> str:
-    """What each choice that is made does, and its settings with their defaults."""
-    return "\n\n".join(_help(group, name) for group, name in chosen(words))
+    """What each choice on a command line does, and its settings with their defaults."""
+    overrides = filter(None, map(read, as_settings(words, RUN_FLAGS)))
+    return "\n\n".join(
+        _help(override.key_or_group, name)
+        for override in overrides
+        if override.key_or_group in {*GROUPS, *NO_CLASS}
+        for name in values(override)
+    )
 
 
 def _help(group: str, name: Any) -> str:

@@ -296,10 +296,7 @@ def _binomial(count: int, chance: float) -> np.ndarray:
     drawn = np.arange(count + 1)
     factorials = np.array([math.lgamma(i + 1) for i in drawn])
     choices = factorials[count] - factorials - factorials[::-1]
-    weights: np.ndarray = np.exp(
-        choices + drawn * math.log(chance) + drawn[::-1] * math.log1p(-chance)
-    )
-    return weights
+    return np.exp(choices + drawn * math.log(chance) + drawn[::-1] * math.log1p(-chance))
 
 
 def _subsets(rivals: Sequence[np.ndarray], free: np.ndarray, votes: int, size: int) -> np.ndarray:

@@ -128,12 +128,8 @@ def note_job(folder: Path, sweep: str, number: int, overrides: Sequence[str]) ->
 
 def in_order_of_sweep(folders: Sequence[Path]) -> list[Path]:
     """Folders of one sweep in the order of its jobs, others as they are."""
-    numbers = [note["number"] for note in _notes(folders)]
-    return (
-        [folders[i] for i in sorted(range(len(folders)), key=numbers.__getitem__)]
-        if numbers
-        else list(folders)
-    )
+    numbers = [note["number"] for note in _notes(folders)] or range(len(folders))
+    return [folders[i] for i in sorted(range(len(folders)), key=numbers.__getitem__)]
 
 
 def typed_names(folders: Sequence[Path]) -> list[str] | None:
@@ -159,9 +155,9 @@ def _notes(folders: Sequence[Path]) -> list[dict[str, Any]]:
 def row_labels(jobs: Sequence[Sequence[str]]) -> list[str]:
     """What differs between the jobs of a sweep, their seeds left aside. jobs: their overrides."""
     typed = [typed_settings(overrides) for overrides in jobs]
-    return labels(
-        [{key: value for key, value in one.items() if key != "run.seed"} for one in typed]
-    )
+    for settings in typed:
+        settings.pop("run.seed", None)
+    return labels(typed)
 
 
 @dataclass(frozen=True)
@@ -266,5 +262,4 @@ class Outcomes:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return value
+    return json.loads(file.read_text(encoding="utf-8"))

@@ -105,30 +105,32 @@ def _unknown_choice(error: MissingConfigException) -> str:
 
 
 def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
-    if gone := removed_setting(error.full_key or ""):
+    key = error.full_key or ""
+    if gone := removed_setting(key):
         return gone
     node = error.parent_node
     if node is None or not OmegaConf.is_dict(node):
         return str(error).splitlines()[0]
-    owner = node.get("_target_") or (error.full_key or "").rpartition(".")[0]
+    chosen = node.get("_target_")
+    owner = chosen or key.rpartition(".")[0]
     names = [name for name in node if name not in ("_target_", "hydra")]
-    if "_target_" in node and OmegaConf.is_interpolation(node, "_target_"):  # by another setting
-        group = (error.full_key or "").partition(".")[0]
+    if chosen and OmegaConf.is_interpolation(node, "_target_"):  # by another setting
+        group = key.partition(".")[0]
         return (
-            f"{error.full_key} cannot be set where {group}=auto chooses {owner}; name it "
-            f"beside it, as {group}=NAME"
+            f"{key} cannot be set where {group}=auto chooses {owner}; name it beside it, as "
+            f"{group}=NAME"
         )
-    if not names and "_target_" in node and node["_target_"]:
-        return f"{error.full_key} is no setting of {owner}, which has none"
-    if not names and "." in owner:  # of settings that are anyone's, as a task's
-        return f"{error.full_key} is new there; add it with a plus, as +{error.full_key}=VALUE"
-    if not names:  # of a choice without settings
-        return (
-            f"{error.full_key} is no setting of the chosen {owner}, which has none; choose another "
-            f"{owner} beside it"
-        )
-    named = use_one_of((error.full_key or "").rpartition(".")[2], names)
-    return f"{error.full_key} is no setting{owner and f' of {owner}'}; {named}"
+    if names:
+        named = use_one_of(key.rpartition(".")[2], names)
+        return f"{key} is no setting{owner and f' of {owner}'}; {named}"
+    if chosen:
+        return f"{key} is no setting of {owner}, which has none"
+    if "." in owner:  # of settings that are anyone's, as a task's
+        return f"{key} is new there; add it with a plus, as +{key}=VALUE"
+    return (  # of a choice without settings
+        f"{key} is no setting of the chosen {owner}, which has none; choose another {owner} beside "
+        "it"
+    )
 
 
 def _wrong_type(override: str, error: ValidationError) -> str | None:
@@ -136,7 +138,6 @@ def _wrong_type(override: str, error: ValidationError) -> str | None:
     converted = r"Value '.*' of type '(?P<given>\w+)' could not be converted to (?P<right>\w+)"
     flag = r"Value '.*' is not a valid (?P<right>bool) \(type (?P<given>\w+)\)"
     match = re.match(converted, error.msg or "") or re.match(flag, error.msg or "")
-    right = match and TYPES.get(match["right"])
-    return (
-        f"{override} is of type {match['given']}; give {PLAIN[right]}" if match and right else None
-    )
+    if match is None or (right := TYPES.get(match["right"])) is None:
+        return None
+    return f"{override} is of type {match['given']}; give {PLAIN[right]}"

@@ -22,6 +22,13 @@ SHORT = 20
 """Characters of a cell of a page that stays on one line."""
 FORMATS = ("text", "markdown", "latex", "csv")
 """What `--format` can be; csv has other columns than the tables."""
+NAMED = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater"}
+LATEX = str.maketrans(
+    {"\n": " "}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {sign: rf"\text{name}{{}}" for sign, name in NAMED.items()}
+)
+"""Signs that LaTeX would take for its own."""
 RESULTS = ("accuracy", "difference")
 """Columns that stay, even where all lines have the same."""
 
@@ -40,9 +47,8 @@ class Table:
         table becomes several, each with the first column."""
         width = terminal_width()
         columns = list(zip(self.columns, *self.lines, strict=True))
-        alike = [
-            column for column in columns[1:] if column[0] not in RESULTS and _all_alike(column[1:])
-        ]
+        several = len(self.lines) > 1
+        alike = [c for c in columns[1:] if several and c[0] not in RESULTS and len({*c[1:]}) == 1]
         notes = list(self.notes)
         if alike:
             values = "; ".join(f"{name}: {value}" for name, value, *_ in alike)
@@ -69,7 +75,8 @@ class Table:
     def latex(self) -> str:
         """A tabular of the package booktabs; title and notes are comments."""
         head, *rest = [
-            " & ".join(map(_in_latex, line)) + r" \\" for line in (self.columns, *self.lines)
+            " & ".join(cell.translate(LATEX) for cell in line) + r" \\"
+            for line in (self.columns, *self.lines)
         ]
         begin = rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}"
         lines = [begin, r"\toprule", head, r"\midrule", *rest, r"\bottomrule", r"\end{tabular}"]
@@ -82,21 +89,6 @@ class Table:
         return "\n".join(
             [f"<h2>{html.escape(self.title)}</h2>", "<table>", *lines, "</table>", *notes]
         )
-
-
-def _in_latex(text: str) -> str:
-    special = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}"}
-    special |= {
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-    }
-    return "".join(special.get(c, c) for c in text.replace("\n", " "))
-
-
-def _all_alike(cells: Sequence[str]) -> bool:
-    return len(cells) > 1 and len(set(cells)) == 1
 
 
 def terminal_width() -> int:
@@ -122,7 +114,6 @@ def _width(column: Sequence[str], width: int) -> int:
 
 
 def _limits(width: int) -> tuple[int, int]:
-    """The widest line of a cell in the first column and in others."""
     return max(1, int(width * LABEL)), max(1, int(width * CELL))
 
 
@@ -210,9 +201,8 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             cells |= _flat(value, f"{prefix}{key}.")
         else:
-            cells[f"{prefix}{key}"] = (
-                " ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            )
+            listed = isinstance(value, list | tuple)
+            cells[f"{prefix}{key}"] = " ".join(map(str, value)) if listed else value
     return cells
 
 

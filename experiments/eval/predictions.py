@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.runs.summary import KS, counted
+from experiments.runs.summary import KS, by_path, counted
 from search.selection import Sample, best, majority, weighted_majority
 
 RULES: dict[str, Callable[[Sequence[Sample]], int | None]] = {
@@ -20,7 +20,7 @@ NEED_SCORES = ("naive", "weighted")
 
 def predictions_of(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]:
     """Each rule's answer among the first n candidates, by its column, and whether it is right."""
-    branches = sorted(counted(record), key=lambda branch: branch["path"])
+    branches = by_path(counted(record))
     samples = [Sample.of_record(branch) for branch in branches]
     rated = any(sample.score is not None for sample in samples)
     predictions: dict[str, tuple[str | None, bool]] = {}

@@ -17,7 +17,7 @@ from experiments.cli.printable import printable
 from experiments.cli.tables import Table
 from experiments.runs.reading import read_fingerprint, read_records
 from experiments.runs.stats import wilson
-from experiments.runs.summary import counted, means, question_of
+from experiments.runs.summary import by_path, counted, means, question_of
 from search.selection import Rule, Sample, all_rules
 from ttc.errors import InvalidInput, TTCError, number_of
 from ttc.sampling import random_key
@@ -48,14 +48,13 @@ class Solved:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> Solved:
-        branches = sorted(counted(record), key=lambda branch: branch["path"])
-        samples = [Sample.of_record(branch) for branch in branches]
+        branches = by_path(counted(record))
         return cls(
             record["id"],
             question_of(record),
-            samples,
-            [b["correct"] for b in branches],
-            [b["tokens"] for b in branches],
+            [Sample.of_record(branch) for branch in branches],
+            [branch["correct"] for branch in branches],
+            [branch["tokens"] for branch in branches],
         )
 
 
@@ -76,12 +75,8 @@ def load(folder: Path) -> list[Solved]:
 def usable(rules: Sequence[Rule], problems: Sequence[Solved]) -> tuple[list[Rule], dict[str, str]]:
     """The rules whose field some candidate has; why the others cannot be scored."""
     samples = [sample for problem in problems for sample in problem.samples]
-    fields = {
-        field for field in MISSING if any(getattr(sample, field) is not None for sample in samples)
-    }
-    missing = {
-        rule.name: MISSING[rule.needs] for rule in rules if rule.needs not in {"answer", *fields}
-    }
+    absent = {field for field in MISSING if all(getattr(s, field) is None for s in samples)}
+    missing = {rule.name: MISSING[rule.needs] for rule in rules if rule.needs in absent}
     return [rule for rule in rules if rule.name not in missing], missing
 
 
@@ -114,9 +109,8 @@ def score(
     """
     rows = []
     for n in range(1, max(len(problem.samples) for problem in problems) + 1):
-        shares: dict[str, list[float]] = {
-            name: [] for name in [*(rule.name for rule in rules), ANY]
-        }
+        shares: dict[str, list[float]] = {rule.name: [] for rule in rules}
+        shares[ANY] = []
         tokens = []
         for problem in problems:
             chosen = list(subsets(problem, n, draws))
@@ -184,12 +178,13 @@ def about(folder: Path, problems: Sequence[Solved], draws: int) -> list[str]:
 
 
 def report(arguments: argparse.Namespace) -> str:
-    if arguments.draws < 0:
-        raise InvalidInput(f"--draws={arguments.draws} must be 0 (the first n candidates) or more")
-    problems = load(arguments.folder)
+    folder, draws = arguments.folder, arguments.draws
+    if draws < 0:
+        raise InvalidInput(f"--draws={draws} must be 0 (the first n candidates) or more")
+    problems = load(folder)
     rules, missing = usable(all_rules(temperature=arguments.temperature), problems)
-    rows = score(problems, rules, arguments.draws)
-    notes = about(arguments.folder, problems, arguments.draws)
+    rows = score(problems, rules, draws)
+    notes = about(folder, problems, draws)
     if arguments.format == "json":
         return json.dumps({"about": notes, "not_scored": missing, "rows": rows}, indent=1)
     reasons: dict[str, list[str]] = {}

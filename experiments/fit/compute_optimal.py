@@ -25,7 +25,7 @@ from experiments.runs.bootstrap import difference
 from experiments.runs.finished import FinishedRun
 from experiments.runs.orders import check_one_order
 from experiments.runs.stats import wilson
-from experiments.runs.summary import is_right
+from experiments.runs.summary import by_path, is_right
 from search.budget import LIMITS
 from ttc.checks import check_whole
 from ttc.errors import InvalidInput, refuse
@@ -127,7 +127,7 @@ def _spent(record: dict[str, Any]) -> int:
 
 def scored_samples(run: FinishedRun, problem: str, count: int) -> list[dict[str, Any]]:
     """The first scored samples of a problem by index, [] where there are too few."""
-    branches = sorted(run.records[problem]["branches"], key=lambda branch: branch["path"])[:count]
+    branches = by_path(run.records[problem]["branches"])[:count]
     if len(branches) < count or any(branch["score"] is None for branch in branches):
         return []
     return branches

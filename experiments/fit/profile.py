@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from experiments.cli.command import perform
+from experiments.cli.output import say, show
 from experiments.cli.tables import Table
 from ttc.cost_model.device_profile import DeviceProfile
 from ttc.cost_model.profile_file import Profile, hardware
@@ -45,12 +46,11 @@ def measure(arguments: argparse.Namespace) -> None:
     gbps, out = arguments.link_gbps, arguments.out
     refuse(
         {
-            **{
-                f"--dtypes {name!r} is unknown; use names of {', '.join(DTYPES)}, with commas": (
-                    name not in DTYPES
-                )
-                for name in dtypes
-            },
+            f"--dtypes {name!r} is unknown; use names of {', '.join(DTYPES)}, with commas": True
+            for name in dtypes
+            if name not in DTYPES
+        }
+        | {
             f"--link-gbps {gbps} must be above 0, as 16 for PCIe 4.0 x8": not gbps > 0,
             f"--out {out} cannot be written; name a file in a folder that is there": (
                 not out.parent.is_dir() or out.is_dir()
@@ -73,19 +73,17 @@ def measure(arguments: argparse.Namespace) -> None:
     kinds = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
     devices = []
     for kind in kinds:
-        print(f"measuring {kind} memory", file=sys.stderr, flush=True)
-        memory = profile_memory(torch.device(kind))
+        say(f"measuring {kind} memory")
+        device = torch.device(kind)
+        memory = profile_memory(device)
         for name in dtypes:
-            print(f"measuring {kind} {name}", file=sys.stderr, flush=True)
-            device, dtype = torch.device(kind), getattr(torch, name)
-            attention = profile_attention(device, dtype)
-            for runner in ("auto", "modules"):
-                devices.append(profile_device(device, dtype, runner, memory, attention))
+            say(f"measuring {kind} {name}")
+            dtype = getattr(torch, name)
+            rates = memory, profile_attention(device, dtype)
+            devices += [profile_device(device, dtype, by, *rates) for by in ("auto", "modules")]
             if packs(device, dtype):
-                devices.append(
-                    profile_device(device, dtype, "modules", memory, attention, pack=False)
-                )
-    link = profile_link(torch.device(kinds[0]), arguments.link_gbps)
+                devices.append(profile_device(device, dtype, "modules", *rates, pack=False))
+    link = profile_link(torch.device(kinds[0]), gbps)
     record = provenance(
         f"python -m experiments.profile {' '.join(sys.argv[1:])}".strip(),
         model=f"random layers in {', '.join(dtypes)}",
@@ -96,10 +94,10 @@ def measure(arguments: argparse.Namespace) -> None:
         "devices": [asdict(d) for d in devices],
         "link": asdict(link),
     }
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(", ".join(f"{what}: {name}" for what, name in hardware().items()), end="\n\n")
-    print(report(Profile({d.name: d for d in devices}, link)))
-    print(f"\nwritten to {arguments.out} after {record['seconds']:.0f} s")
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    show(", ".join(f"{what}: {name}" for what, name in hardware().items()), end="\n\n")
+    show(report(Profile({d.name: d for d in devices}, link)))
+    show(f"\nwritten to {out} after {record['seconds']:.0f} s")
 
 
 def report(profile: Profile) -> str:
@@ -128,13 +126,10 @@ def report(profile: Profile) -> str:
             cells = (f"{getattr(d, name)[n] * scale:{form}}" for d in devices)
             lines.append([f"{what}, rows: {n}", *cells])
     link = profile.link
-    to_device = (
+    note = (
+        f"link{' (simulated)' if link.simulated else ''}: "
         f"{link.to_device_bandwidth / 1e9:.1f} GB/s and {link.to_device_latency_s * 1e6:.0f} µs to "
-        "the device"
+        f"the device, {link.to_host_bandwidth / 1e9:.1f} GB/s and "
+        f"{link.to_host_latency_s * 1e6:.0f} µs to the host"
     )
-    to_host = (
-        f"{link.to_host_bandwidth / 1e9:.1f} GB/s and {link.to_host_latency_s * 1e6:.0f} µs to the "
-        "host"
-    )
-    note = f"link{' (simulated)' if link.simulated else ''}: {to_device}, {to_host}"
     return Table("", ["", *(device.name for device in devices)], lines, [note]).markdown()

@@ -68,7 +68,8 @@ def resolved(config: DictConfig) -> DictConfig:
         gate = _calibration(GateCalibration, file, config)
         verifier.tau_conf = gate.tau_conf
         verifier.r_gap = gate.r_gap
-    for where, node in (("verifier", verifier), ("verifier.inner", verifier.get("inner") or {})):
+    inner: Any = verifier.get("inner") or {}
+    for where, node in (("verifier", verifier), ("verifier.inner", inner)):
         exit = node.get("exit")
         if exit is not None and OmegaConf.get_type(exit) is CalibratedExitConfig:
             if OmegaConf.is_missing(exit, "calibration"):
@@ -128,7 +129,7 @@ def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
 
 
 def thinking_marks(config: DictConfig) -> Setting:
-    marks = OmegaConf.to_container(config.model)["thinking_marks"]
+    marks = as_dict(config.model)["thinking_marks"]
     if marks is None or marks is False:
         return marks
     if not isinstance(marks, list) or len(marks) != 2:

@@ -20,11 +20,8 @@ def count_parameters(name: str) -> int | None:
     if path is None:
         return None
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    if not files:
-        return None
-    return sum(
-        _of_gguf(file) if file.suffix == ".gguf" else _of_safetensors(file) for file in files
-    )
+    counts = [_of_gguf(f) if f.suffix == ".gguf" else _of_safetensors(f) for f in files]
+    return sum(counts) if counts else None
 
 
 def run_parameters(model: str, verifier: Mapping[str, Any]) -> dict[str, int]:
@@ -33,9 +30,7 @@ def run_parameters(model: str, verifier: Mapping[str, Any]) -> dict[str, int]:
     raters = sorted(set(models_of(verifier)))
     counts = {"model": count_parameters(model)}
     rated = [count_parameters(name) for name in raters] if raters else [counts["model"]]
-    counts["verifier"] = (
-        None if None in rated else max(count for count in rated if count is not None)
-    )
+    counts["verifier"] = None if None in rated else max(filter(None, rated))
     return {role: count for role, count in counts.items() if count is not None}
 
 

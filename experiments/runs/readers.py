@@ -25,14 +25,12 @@ RowReader = Callable[[Row, str, DatasetConfig], Problem]
 def find_reader(name: str) -> RowReader:
     """The reader of that name, or the function at a dotted path, which may lie in the folder of the
     command."""
-    if name in READERS:
-        return READERS[name]
-    if name in of_parts():
-        return handler("reader", name)
+    if name in ours():
+        return READERS.get(name) or handler("reader", name)
     if gone := missing_for(f"reader={name}"):
         raise MissingPart(gone)
     if "." not in name:
-        names = use_one_of(name, [*READERS, *of_parts()])
+        names = use_one_of(name, ours())
         raise InvalidInput(
             f"dataset.reader={name} is unknown; {names}, or the dotted path of your own function "
             "(row, id, dataset) -> Problem"
@@ -75,7 +73,7 @@ def check_solution_is_there(rows: Sequence[Row], config: DatasetConfig) -> None:
     """Raises InvalidInput where no row has the field that is said to hold the worked solutions. A
     reader of your own looks for it itself."""
     name = config.fields.solution
-    if name is None or config.reader not in (*READERS, *of_parts()):
+    if name is None or config.reader not in ours():
         return
     there = {str(key): None for row in rows if isinstance(row, dict) for key in row}
     if name not in there:
@@ -88,7 +86,7 @@ def check_solution_is_there(rows: Sequence[Row], config: DatasetConfig) -> None:
 def own_id(problem: Problem, row: Row, config: DatasetConfig) -> Problem:
     """The problem named by the field `dataset.fields.id`, if that is given and the row has a value
     there. A reader of your own names its problems itself."""
-    if config.fields.id is None or config.reader not in (*READERS, *of_parts()):
+    if config.fields.id is None or config.reader not in ours():
         return problem
     id = row[config.fields.id]
     return problem if id in (None, "") else replace(problem, id=str(id))
@@ -215,9 +213,9 @@ READERS: dict[str, RowReader] = {
 }
 
 
-def of_parts() -> Mapping[str, str]:
-    """The names of the readers that parts have."""
-    return handled().get("reader", {})
+def ours() -> list[str]:
+    """The names of all readers, with those that parts have."""
+    return [*READERS, *handled().get("reader", ())]
 
 
 def _solution(row: Row, name: str | None) -> dict[str, str]:

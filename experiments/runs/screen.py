@@ -130,7 +130,6 @@ class ProgressBar:
         self.rhythm = Rhythm(every_s)
         self.solved_tokens = 0  # of the problems that this process has solved
         self.tokens = 0  # of those under way too
-        self.started = time.monotonic()
         self.bar = bar(label, total, self.out, " problems") if self.out.isatty() else None
         self._stop = Event()
         self._thread = Thread(target=self._watch, name="progress", daemon=True)
@@ -175,7 +174,7 @@ class ProgressBar:
     def figures(self) -> Iterator[str]:
         """Tokens, and those a second; the accuracy so far with its 95% interval; the KV in use; the
         time left."""
-        speed = self.tokens / max(time.monotonic() - self.started, 1e-9)
+        speed = self.tokens / max(time.monotonic() - self.rhythm.started, 1e-9)
         yield f"{tqdm.format_sizeof(self.tokens)} tok"
         yield f"{tqdm.format_sizeof(speed)}/s"
         if done := list(self.records.values()):

@@ -284,6 +284,11 @@ def counted(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [] if failed(record) else record["branches"]
 
 
+def by_path(branches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Branches in the order of their tree; in a record they stand best first."""
+    return sorted(branches, key=lambda branch: branch["path"])
+
+
 def widths(records: Sequence[Mapping[str, Any]]) -> list[int]:
     """The powers of two, up to 1024, that every solved problem has candidates for."""
     widest = min((len(counted(r)) for r in records if counted(r)), default=0)
@@ -305,9 +310,7 @@ def votes(branches: Sequence[dict[str, Any]]) -> tuple[list[tuple[int, bool]], i
     many gave none. An answer is right if the first branch that gave it is, in the order of their
     paths: the others were grouped with it.
     """
-    keys = [vote_of(branch) for branch in branches]
-    first = sorted(branches, key=lambda branch: branch["path"])
-    right = {vote_of(branch): branch["correct"] for branch in reversed(first)}
-    counts = Counter(keys)
+    right = {vote_of(branch): branch["correct"] for branch in reversed(by_path(branches))}
+    counts = Counter(map(vote_of, branches))
     invalid = counts.pop(None, 0)
     return [(count, right[key]) for key, count in counts.items()], invalid

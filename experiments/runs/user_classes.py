@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.runs.overrides import read, values
 from experiments.runs.run_name import is_own
 from experiments.runs.schema import GROUPS, plain_hint, settings
-from experiments.runs.user_code import check_user_code, find
+from experiments.runs.user_code import find, user_paths
 from ttc.errors import InvalidInput
 
 
@@ -97,5 +97,6 @@ def checked_parts(config: DictConfig) -> DictConfig:
             )
         if is_own(path := config[group].get("_target_")):
             _check_part(group, path, find(path, group))
-    check_user_code(config)
+    for key, path in user_paths(config).items():
+        find(path, key)
     return config

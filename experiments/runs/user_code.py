@@ -48,11 +48,6 @@ def find(path: str, key: str) -> Any:
         ) from error
 
 
-def check_user_code(config: DictConfig) -> None:
-    for key, path in user_paths(config).items():
-        find(path, key)
-
-
 def code_fingerprint(config: DictConfig) -> dict[str, str]:
     """A hash of the code of every class and function of the user's, by its path."""
     hashes = {}

@@ -8,12 +8,13 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-from experiments.eval.compare.rows import ComparedRow
+from experiments.eval.compare.rows import ComparedRow, differ
 from experiments.runs.finished import FinishedRun
 from experiments.runs.parameters import flops, run_parameters
-from experiments.runs.stats import accuracy, holm, paired, unpaired
+from experiments.runs.stats import holm, paired, unpaired
 from experiments.runs.summary import (
     branch_counts,
+    by_path,
     failed,
     is_right_strictly,
     majority_share,
@@ -29,8 +30,7 @@ TOKENS = ("generated_tokens", "verifier_tokens", "prompt_tokens")
 def row_figures(row: ComparedRow) -> dict[str, Any]:
     """Accuracy with its interval, pass@k, maj@k, and costs per problem; means over the row's
     runs."""
-    names = list(row.values)
-    estimate = accuracy([row.values[name] for name in names], row.sources(names))
+    estimate = row.estimate
     records = [record for run in row.runs for record in run.records.values()]
     usages = [record["usage"] for record in records]
     return {
@@ -38,7 +38,7 @@ def row_figures(row: ComparedRow) -> dict[str, Any]:
         "folders": [str(run.folder) for run in row.runs],
         "seeds": [run.config.get("run.seed") for run in row.runs],
         "runs": len(row.runs),
-        "problems": len(names),
+        "problems": len(row.values),
         "accuracy": estimate.mean,
         "accuracy_95": [estimate.low, estimate.high],
         "standard_error": None if math.isnan(estimate.error) else estimate.error,
@@ -83,16 +83,15 @@ def repeat_figures(rows: Sequence[ComparedRow]) -> list[dict[str, Any]]:
         if not pairs:
             continue
         others = [name for name, a, b in pairs if a["answer"] != b["answer"]]
-        have_texts = all(_texts(a) and _texts(b) for _, a, b in pairs)
+        texts = [(_texts(a), _texts(b)) for _, a, b in pairs]
+        known = all(a and b for a, b in texts)
         figures.append(
             {
                 "row": row.name,
                 "against": base.name,
                 "problems": len(pairs),
                 "same_answers": len(pairs) - len(others),
-                "same_texts": sum(_texts(a) == _texts(b) for _, a, b in pairs)
-                if have_texts
-                else None,
+                "same_texts": sum(a == b for a, b in texts) if known else None,
                 "other_answers": others,
             }
         )
@@ -101,12 +100,11 @@ def repeat_figures(rows: Sequence[ComparedRow]) -> list[dict[str, Any]]:
 
 def _texts(record: dict[str, Any]) -> list[Any] | None:
     """Every branch's text by its path; None where the record has none, as of private data."""
-    branches = sorted(record["branches"], key=lambda branch: branch["path"])
-    if any(
-        b.get("text") is None or (b.get("tokens") and not record.get("question")) for b in branches
-    ):
+    branches = by_path(record["branches"])
+    private = not record.get("question")
+    if any(b.get("text") is None or (private and b.get("tokens")) for b in branches):
         return None
-    return [[branch["path"], branch.get("thought"), branch["text"]] for branch in branches]
+    return [[b["path"], b.get("thought"), b["text"]] for b in branches]
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -129,7 +127,7 @@ def _pair(row: ComparedRow, base: ComparedRow) -> dict[str, Any]:
         question_of(record)
         for run in row.runs
         for name, record in run.records.items()
-        if name in others and not _same(marks[name], others[name])
+        if name in others and differ(marks[name], others[name])
     }
     both = [name for name in row.values if name in base.values and name not in changed]
     if both:
@@ -137,12 +135,7 @@ def _pair(row: ComparedRow, base: ComparedRow) -> dict[str, Any]:
             [row.values[n] for n in both], [base.values[n] for n in both], row.sources(both)
         )
     else:
-        test = unpaired(
-            *(
-                accuracy([*side.values.values()], side.sources([*side.values]))
-                for side in (row, base)
-            )
-        )
+        test = unpaired(row.estimate, base.estimate)
     return {
         "row": row.name,
         "against": base.name,
@@ -154,10 +147,6 @@ def _pair(row: ComparedRow, base: ComparedRow) -> dict[str, Any]:
         "p": test.p,
         "detectable": test.detectable,
     }
-
-
-def _same(a: str | None, b: str | None) -> bool:
-    return a is None or b is None or a == b
 
 
 def _flops(runs: Sequence[FinishedRun]) -> float | None:
@@ -181,9 +170,5 @@ def _seconds(runs: Sequence[FinishedRun]) -> float | None:
 
 
 def _kv_peak_bytes(records: Sequence[dict[str, Any]]) -> int | None:
-    peaks = [
-        peak
-        for record in records
-        if (peak := record.get("timing", {}).get("kv_peak_bytes")) is not None
-    ]
-    return max(peaks, default=None)
+    peaks = (record.get("timing", {}).get("kv_peak_bytes") for record in records)
+    return max((peak for peak in peaks if peak is not None), default=None)

@@ -20,6 +20,7 @@ from experiments.runs.config_values import changed_values, listed
 from experiments.runs.finished import FinishedRun
 from experiments.runs.records import MAY_CHANGE
 from experiments.runs.run_name import data_label
+from experiments.runs.stats import Estimate, accuracy
 from experiments.runs.summary import is_right, mean, means, question_of
 from experiments.runs.sweep import in_order_of_sweep, typed_names
 from ttc.errors import InvalidInput, number_of
@@ -70,6 +71,12 @@ class ComparedRow:
         orders it is."""
         return mean(list(self.each(figure).values()))
 
+    @property
+    def estimate(self) -> Estimate:
+        """The accuracy with its interval."""
+        names = list(self.values)
+        return accuracy([self.values[name] for name in names], self.sources(names))
+
     def sources(self, names: Sequence[str]) -> list[str] | None:
         """The source of each question, itself where it has none; None where none has one."""
         sources = {
@@ -80,9 +87,7 @@ class ComparedRow:
         }
         if not sources:
             return None
-        return [
-            f"source {sources[name]}" if name in sources else f"problem {name}" for name in names
-        ]
+        return [f"source {sources[n]}" if n in sources else f"problem {n}" for n in names]
 
 
 def run_folders(places: Sequence[Path]) -> Iterator[Path]:
@@ -174,10 +179,9 @@ def check_comparable(
 
 def differing_settings(rows: Sequence[ComparedRow]) -> dict[str, dict[str, Any]]:
     configs = [_settings(row.runs[0]) for row in rows]
+    first = configs[0]
     keys = sorted({key for config in configs for key in config})
-    apart = [
-        key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)
-    ]
+    apart = [key for key in keys if any(c.get(key) != first.get(key) for c in configs)]
     return {
         row.name: {k: config[k] for k in apart if k in config}
         for row, config in zip(rows, configs, strict=True)
@@ -222,12 +226,10 @@ def _names(groups: Sequence[Sequence[FinishedRun]]) -> list[str]:
     """The names that were given to the runs where they are short, without the seed where a row has
     several. Else what tells the rows apart. With their paths where names repeat."""
     folders = [group[0].folder for group in groups]
-    typed = typed_names(folders)
-    if typed is not None:
+    if (typed := typed_names(folders)) is not None:
         return typed
-    row_labels = labels([_settings(group[0]) for group in groups])
     names = []
-    for group, label in zip(groups, row_labels, strict=True):
+    for group, label in zip(groups, labels([_settings(g[0]) for g in groups]), strict=True):
         name = group[0].folder.name
         if len(group) > 1:
             name = re.sub(r"-?seed\d+", "", name) or name
@@ -240,11 +242,9 @@ def _names(groups: Sequence[Sequence[FinishedRun]]) -> list[str]:
 
 
 def _is_default_name(run: FinishedRun) -> bool:
-    data = data_label(str(run.config.get("dataset.name")), run.config.get("dataset.path"))
-    return (
-        run.folder.name.startswith(f"{data}-")
-        and f"-seed{run.config.get('run.seed')}" in run.folder.name
-    )
+    name, config = run.folder.name, run.config
+    data = data_label(str(config.get("dataset.name")), config.get("dataset.path"))
+    return name.startswith(f"{data}-") and f"-seed{config.get('run.seed')}" in name
 
 
 def _other_problems(a: FinishedRun, b: FinishedRun) -> Iterator[str]:
@@ -252,23 +252,22 @@ def _other_problems(a: FinishedRun, b: FinishedRun) -> Iterator[str]:
         if alone := [name for name in run.problems if name not in other.problems]:
             yield f"{_some(alone)} in {run.folder} alone"
     both = [name for name in a.problems if name in b.problems]
-    if changed := [
-        n
-        for n in both
-        if None not in (a.problems[n], b.problems[n]) and a.problems[n] != b.problems[n]
-    ]:
+    if changed := [name for name in both if differ(a.problems[name], b.problems[name])]:
         yield f"the question or gold answer of {_some(changed)} differs"
+
+
+def differ(a: str | None, b: str | None) -> bool:
+    """Whether two marks of `FinishedRun.problems` are of different problems."""
+    return None not in (a, b) and a != b
 
 
 def _other_prompts(a: FinishedRun, b: FinishedRun) -> Iterator[str]:
     for setting in OF_THE_GRADES:
         one, other = a.config.get(setting), b.config.get(setting)
+        codes = [run.made_from.get("code", {}).get(str(one)) for run in (a, b)]
         if one != other:
             yield f"{setting}, by which answers are graded: {one!r} -> {other!r}"
-        elif (
-            one
-            and (codes := [run.made_from.get("code", {}).get(one) for run in (a, b)])[0] != codes[1]
-        ):
+        elif codes[0] != codes[1]:
             yield f"the code of {setting}={one}, by which answers are graded"
     same_model = a.config.get("model.name") == b.config.get("model.name")
     prompts = [

@@ -131,14 +131,8 @@ def csv_text(figures: Figures) -> str:
         pair["row"]: pair for pair in figures["differences"] if pair["against"] == rows[0]["row"]
     }
     kept = (
-        "against",
-        "difference",
-        "difference_95",
-        "correlation",
-        "test",
-        "p",
-        "p_holm",
-        "detectable",
+        *("against", "difference", "difference_95", "correlation"),
+        *("test", "p", "p_holm", "detectable"),
     )
     lines = []
     for row in rows:
@@ -161,13 +155,13 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
 
-    has_flops = all(row["flops"] is not None for row in rows)
-    if has_flops:
-        costs = [row["flops"] for row in rows]
-    else:
+    costs, what = [row["flops"] for row in rows], "FLOPs per problem"
+    if None in costs:
         costs = [row["generated_tokens"] + row["verifier_tokens"] for row in rows]
+        what = "generated and verifier tokens per problem"
     heights = [100 * row["accuracy"] for row in rows]
-    names = _distinct_names(rows, list(zip(costs, heights, strict=True)))
+    marks = list(zip(costs, heights, strict=True))
+    names = _distinct_names(rows, marks)
     across = max(1, LEGEND // (max(map(len, names)) + 6))
     legend_height = 0.17 * math.ceil(len(rows) / across)
     figure, axis = pyplot.subplots(figsize=(7, 4.2 + legend_height), layout="constrained")
@@ -182,11 +176,8 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
             cost, height, [[height - low], [high - height]], markersize=5, capsize=3, **mark
         )
     figure.legend(loc="outside lower center", ncols=across, fontsize=7, frameon=False)
-    best = frontier(list(zip(costs, heights, strict=True)))
-    axis.plot(
-        [costs[i] for i in best], [heights[i] for i in best], color="grey", linewidth=1, zorder=0
-    )
-    what = "FLOPs per problem" if has_flops else "generated and verifier tokens per problem"
+    best = zip(*(marks[i] for i in frontier(marks)), strict=True)
+    axis.plot(*best, color="grey", linewidth=1, zorder=0)
     axis.set(
         xlabel=what,
         ylabel="accuracy, %",
@@ -208,21 +199,12 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
 def _distinct_names(rows: Sequence[Figures], points: Sequence[tuple[float, float]]) -> list[str]:
     """The rows' names in the legend. One whose point lies on that of an earlier row says so."""
     costs, heights = zip(*points, strict=True)
-    spans = [max(max(costs) - min(costs), 1e-9), max(max(heights) - min(heights), 1e-9)]
+    wide = COINCIDE * max(max(costs) - min(costs), 1e-9)
+    high = COINCIDE * max(max(heights) - min(heights), 1e-9)
     names: list[str] = []
-    for place, row in enumerate(rows):
-        under = next(
-            (
-                rows[i]["row"]
-                for i in range(place)
-                if all(
-                    abs(a - b) < COINCIDE * span
-                    for a, b, span in zip(points[place], points[i], spans, strict=True)
-                )
-            ),
-            None,
-        )
-        names.append(row["row"] if under is None else f"{row['row']} (at {under})")
+    for place, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
+        near = [i for i in range(place) if abs(costs[i] - x) < wide and abs(heights[i] - y) < high]
+        names.append(f"{row['row']} (at {rows[near[0]]['row']})" if near else row["row"])
     return names
 
 
@@ -239,24 +221,21 @@ def _svg(rows: Sequence[Figures]) -> str | None:
 
 
 def _accuracy(rows: Sequence[Figures]) -> Table:
-    columns = ("run", "accuracy", "95% interval", "strict", "problems", "seeds", "failed")
-    costs = ("generated", "verifier", "FLOPs", "seconds", "KV")
+    columns = (
+        *("run", "accuracy", "95% interval", "strict", "problems", "seeds", "failed"),
+        *("generated", "verifier", "FLOPs", "seconds", "KV"),
+    )
     lines = []
     for row in rows:
-        shares = (
-            percent(row["accuracy"]),
-            " to ".join(map(percent, row["accuracy_95"])),
-            percent(row["accuracy_strict"]),
-        )
-        counts = (str(row[name]) for name in ("problems", "runs", "failed"))
-        spent = (
-            amount(row[name])
-            for name in ("generated_tokens", "verifier_tokens", "flops", "seconds")
-        )
+        interval = " to ".join(map(percent, row["accuracy_95"]))
+        shares = (percent(row["accuracy"]), interval, percent(row["accuracy_strict"]))
+        counts = [str(row[name]) for name in ("problems", "runs", "failed")]
+        spent = ("generated_tokens", "verifier_tokens", "flops", "seconds")
+        costs = [amount(row[name]) for name in spent]
         kv = "-" if row["kv_peak_bytes"] is None else as_bytes(row["kv_peak_bytes"])
-        lines.append([row["row"], *shares, *counts, *spent, kv])
+        lines.append([row["row"], *shares, *counts, *costs, kv])
     notes = [ABOUT, *(text for row in rows for text in remarks(row["row"], row))]
-    return Table("Accuracy and cost", (*columns, *costs), lines, notes)
+    return Table("Accuracy and cost", columns, lines, notes)
 
 
 def _repeats(repeats: Sequence[Figures]) -> Table | None:
@@ -283,26 +262,17 @@ def _samples(rows: Sequence[Figures]) -> Table | None:
 
     columns = ["run", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks)]
     lines = [[row["row"], *cells(row, "pass_at_k"), *cells(row, "maj_at_k")] for row in rows]
-    note = "Over all subsets of k of a problem's branches; in maj@k ties count in part. "
-    return Table(
-        "Samples",
-        columns,
-        lines,
-        [note + "The branches of a step-wise search are no independent samples."],
+    note = (
+        "Over all subsets of k of a problem's branches; in maj@k ties count in part. The branches "
+        "of a step-wise search are no independent samples."
     )
+    return Table("Samples", columns, lines, [note])
 
 
 def _differences(pairs: Sequence[Figures]) -> Table | None:
     columns = (
-        "run",
-        "against",
-        "difference",
-        "95% interval",
-        "correlation",
-        "test",
-        "p",
-        "p, Holm",
-        "detectable",
+        *("run", "against", "difference", "95% interval", "correlation"),
+        *("test", "p", "p, Holm", "detectable"),
     )
     lines = []
     for pair in pairs:

@@ -32,11 +32,11 @@ def trajectories(run: FinishedRun) -> list[Row]:
     bare = sum("token_ids" not in root for root in roots)
     if bare or not roots:
         again = (
-            "run again under another run.name with run.record_tokens=true, or take --format trl, "
-            "which needs texts alone"
+            "dataset.private=true keeps no tokens and no texts"
+            if run.config.get("dataset.private")
+            else "run again under another run.name with run.record_tokens=true, or take --format "
+            "trl, which needs texts alone"
         )
-        if run.config.get("dataset.private"):
-            again = "dataset.private=true keeps no tokens and no texts"
         raise InvalidInput(
             f"records in {run.folder} that hold no token ids: {bare} of {len(run.records)}; {again}"
         )
@@ -105,13 +105,9 @@ def write_parquet(rows: Sequence[Row], out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    types = {
-        name: pa.list_(pa.int64())
-        for name in ("prompt_ids", "completion_ids", "step_ends", "nodes", "path")
-    }
-    types |= {name: pa.list_(pa.float64()) for name in ("logprobs", "scores", "step_scores")}
+    whole = ("prompt_ids", "completion_ids", "step_ends", "nodes", "path")
+    types = dict.fromkeys(whole, pa.list_(pa.int64()))
+    types |= dict.fromkeys(("logprobs", "scores", "step_scores"), pa.list_(pa.float64()))
     types |= {"seed": pa.int64(), "correct": pa.bool_(), "chosen": pa.bool_()}
-    kinds = {name: types.get(name, pa.string()) for name in rows[0]}
-    pyarrow.parquet.write_table(
-        pa.Table.from_pylist(list(rows), pa.schema(list(kinds.items()))), out
-    )
+    schema = pa.schema([(name, types.get(name, pa.string())) for name in rows[0]])
+    pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), schema), out)

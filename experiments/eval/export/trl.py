@@ -20,7 +20,6 @@ def stepwise_supervision(run: FinishedRun) -> list[Row]:
     it is right; `values` has the share of them. For TRL's PRMTrainer."""
     rows = []
     for record, branches in _solved(run):
-        ends = [(branch["path"], bool(branch["correct"])) for branch in record["branches"]]
         for branch in branches:
             steps: list[str] = []
             values: list[float] = []
@@ -28,9 +27,9 @@ def stepwise_supervision(run: FinishedRun) -> list[Row]:
                 path = node["path"]
                 text = node["text"].removesuffix(run.config.get("search.delimiter") or "").strip()
                 if text and path and path == branch["path"][: len(path)]:
-                    below = [right for end, right in ends if end[: len(path)] == path]
+                    below = [b for b in record["branches"] if b["path"][: len(path)] == path]
                     steps.append(text)
-                    values.append(sum(below) / len(below))
+                    values.append(sum(b["correct"] for b in below) / len(below))
             if steps:
                 labels = [value > 0 for value in values]
                 rows.append(_row(record, completions=steps, labels=labels, values=values))
@@ -42,9 +41,8 @@ def preference(run: FinishedRun) -> list[Row]:
     candidate twice. For DPO and reward models."""
     rows = []
     for record, branches in _solved(run):
-        right, wrong = (
-            [b["text"] for b in branches if b["correct"] is verdict] for verdict in (True, False)
-        )
+        right = [b["text"] for b in branches if b["correct"]]
+        wrong = [b["text"] for b in branches if not b["correct"]]
         for chosen, rejected in zip(right, wrong, strict=False):
             rows.append(_row(record, chosen=chosen, rejected=rejected))
     return _some(run, rows, "both a right and a wrong candidate")
@@ -97,11 +95,9 @@ def _solved(run: FinishedRun) -> Iterator[tuple[Row, list[Row]]]:
 
 def _some(run: FinishedRun, rows: list[Row], what: str) -> list[Row]:
     if not rows:
-        private = (
-            " (dataset.private=true keeps no prompts)" if run.config.get("dataset.private") else ""
-        )
+        private = run.config.get("dataset.private")
+        why = " (dataset.private=true keeps no prompts)" if private else ""
         raise InvalidInput(
-            f"no problem in {run.folder} has a prompt and {what}{private}, so there is nothing to "
-            "write"
+            f"no problem in {run.folder} has a prompt and {what}{why}, so there is nothing to write"
         )
     return rows

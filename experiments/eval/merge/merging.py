@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -33,18 +34,18 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     """
     runs = in_order([FinishedRun.load(folder) for folder in folders or _shards_of(out)])
     ids = problem_ids(runs)
-    records = {name: record for run in runs for name, record in run.records.items()}
+    records: dict[str, Any] = {}
+    inputs: dict[str, dict[str, str]] = {}
     for run in runs:
+        records |= run.records
         for record in run.records.values():
             check_whole(run.folder, record)
+        for kind, marks in run.made_from.items():
+            inputs.setdefault(kind, {}).update(marks)
     config = OmegaConf.create(runs[0].settings)
     config.run.shard = None
     config.run.name = out.name
     config.run.output_dir = str(out.parent)
-    inputs: dict[str, dict[str, str]] = {}
-    for run in runs:
-        for kind, marks in run.made_from.items():
-            inputs.setdefault(kind, {}).update(marks)
     with RunFolder(config) as folder:
         if folder.records:
             raise InvalidInput(
@@ -53,8 +54,9 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
             )
         folder.check_inputs(inputs)
         folder.made_by(*(go for run in runs for go in read_provenance(run.folder)))
-        folder.append(*(records[name] for name in ids))
-        summary = summary_of(config, [records[name] for name in ids], folder.goes)
+        ordered = [records[name] for name in ids]
+        folder.append(*ordered)
+        summary = summary_of(config, ordered, folder.goes)
         folder.write_summary(summary)
     show(table(out.name, summary, list(config.search)))
     show(f"\n{number_of(len(runs), 'shard')}: {out}")

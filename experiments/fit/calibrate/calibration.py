@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -69,9 +70,7 @@ def run(config: DictConfig) -> GateCalibration | ExitCalibration:
     engine = make_engine(config)
     options = solve_options(config, task.reading, template=make_template(config))
     observed: Any = observe if config.calibrate.level == 1 else observe_exits
-    observations: list[Any] = observed(
-        search, inner, task.problems, engine, options, config.run.batch
-    )
+    observations = observed(search, inner, task.problems, engine, options, config.run.batch)
     unused = len(task.problems) + len(task.failures) - len(observations)
     calibration, text = _made(config, observations, unused, engine)
     calibration.save(config.calibrate.file)
@@ -119,16 +118,15 @@ def _made(
     if settings.level == 1:
         gate = calibrate(observations, **about)
         return gate, report(gate, unused)
-    looks = _look_layers(engine, observations)
+    rows = [profile.rows for rating in observations for profile in rating]
+    looks = look_layers(engine, fmean(rows)) if rows else 0.0
     exit = calibrate_exit(observations, eps=settings.eps, look_layers=looks, **about)
     return exit, report_exit(exit, unused)
 
 
 def _settings(config: DictConfig) -> dict[str, Any]:
-    gated = config.verifier.inner if "inner" in config.verifier else config.verifier
-    groups = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")} | {
-        "verifier": gated
-    }
+    groups = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")}
+    groups["verifier"] = config.verifier.get("inner", config.verifier)
     plain = {name: as_dict(group, resolve=True) for name, group in groups.items()}
     return plain | {"dtype": config.model.dtype, "seed": config.run.seed}
 
@@ -146,13 +144,10 @@ def observe(
 ) -> list[Observation]:
     """One observation for each problem that both searches solved: verified throughout, and skipped
     throughout. They agree when they choose the same tokens."""
+    best = partial(_best, search, problems, engine, options, concurrency)
     first = _FirstRating(ConfidenceGatedVerifier(inner, tau_conf=0.0, r_gap=0.0))
-    verified = _best(
-        "verified", search, problems, engine, replace(options, verifier=inner), concurrency
-    )
-    skipped = _best(
-        "not verified", search, problems, engine, replace(options, verifier=first), concurrency
-    )
+    verified = best("verified", inner)
+    skipped = best("not verified", first)
     return [
         Observation(*first.seen[short.root_id], full.generated == short.generated)
         for full, short in zip(verified, skipped, strict=True)
@@ -161,16 +156,17 @@ def observe(
 
 
 def _best(
-    label: str,
     search: Any,
     problems: Sequence[Problem],
     engine: Backend,
     options: SolveOptions,
     concurrency: int | None,
+    label: str,
+    verifier: Any,
 ) -> list[BranchRecord | None]:
     """The best branch of each problem; None where it could not be solved."""
     best: dict[tuple[str, str], BranchRecord | None] = {}
-    config = SearchConfig.of(search, engine, options)
+    config = SearchConfig.of(search, engine, replace(options, verifier=verifier))
     with closing(results_of(engine, config, problems, concurrency)) as results:
         for result in with_progress(results, f"calibrate: {label}", total=len(problems)):
             best[result.problem.id, result.problem.question] = None if result.error else result.best
@@ -237,9 +233,7 @@ def observe_exits(
             "what one rating chooses; use search=best_of_n"
         )
     profiled = _Profiled(inner)
-    best = _best(
-        "all layers", search, problems, engine, replace(options, verifier=profiled), concurrency
-    )
+    best = _best(search, problems, engine, options, concurrency, "all layers", profiled)
     return [profiled.seen[branch.root_id] for branch in best if branch is not None]
 
 
@@ -257,11 +251,6 @@ class _Profiled:
         for rows in by_problem(branches):
             self.seen[branches[rows[0]].root_id] = [profiles[row] for row in rows]
         return [[profile.p[-1]] for profile in profiles]
-
-
-def _look_layers(engine: Engine, ratings: Sequence[Sequence[BranchProfile]]) -> float:
-    rows = [profile.rows for rating in ratings for profile in rating]
-    return look_layers(engine, fmean(rows)) if rows else 0.0
 
 
 def report_exit(calibration: ExitCalibration, unused: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import mpmath
 
-from ttc.text.formulas import Expr
+from ttc.text.formulas import Expr, changed, listed_parts, nodes
 from ttc.text.matrices import worked_out
 
 DIGITS = 60
@@ -64,10 +64,10 @@ def _plain(tree: Expr) -> Expr:
     inequalities."""
     if _has(tree, "pm", "mp"):
         if tree[0] == "list":
-            parts = [part for each in tree[2:] for part in _parts(_plain(each))]
+            parts = [part for each in tree[2:] for part in listed_parts(_plain(each))]
             return ("list", tree[1], *parts)
         if tree[0] == "set":
-            return ("set", *(part for each in tree[1:] for part in _parts(_plain(each))))
+            return ("set", *(part for each in tree[1:] for part in listed_parts(_plain(each))))
         if tree[0] == "relation" and tree[1] == ("=",) and not _has(tree[2], "pm", "mp"):
             right = _plain(tree[3])
             return ("list", ",", *(("relation", ("=",), tree[2], part) for part in right[2:]))
@@ -84,31 +84,20 @@ def _plain(tree: Expr) -> Expr:
     return tree
 
 
-def _parts(tree: Expr) -> Sequence[Expr]:
-    return tree[2:] if tree[0] == "list" else (tree,)
-
-
 def _with_sign(tree: Expr, sign: int) -> Expr:
     if tree[0] in ("pm", "mp"):
         added = sign if tree[0] == "pm" else -sign
         left, right = (_with_sign(part, sign) for part in tree[1:])
         return ("+", left, right if added > 0 else ("neg", right))
-    return tuple(_with_sign(part, sign) if isinstance(part, tuple) else part for part in tree)
+    return changed(tree, lambda part: _with_sign(part, sign))
 
 
 def _has(tree: Expr, *kinds: str) -> bool:
-    return any(node[0] in kinds for node in _nodes(tree))
-
-
-def _nodes(tree: Expr) -> Iterator[Expr]:
-    yield tree
-    for part in tree:
-        if isinstance(part, tuple):
-            yield from _nodes(part)
+    return any(node[0] in kinds for node in nodes(tree))
 
 
 def _mixes_cases(tree: Expr) -> bool:
-    names = {node[1] for node in _nodes(tree) if node[0] == "sym"}
+    names = _symbols(tree)
     return len({name.lower() for name in names}) < len(names)
 
 
@@ -117,7 +106,7 @@ def _lowered(tree: Expr) -> Expr:
         name = tree[1].lower()
         constant = tree[0] == "sym" and name in ("e", "i")
         return ("const", name) if constant else (tree[0], name, *map(_lowered, tree[2:]))
-    return tuple(_lowered(part) if isinstance(part, tuple) else part for part in tree)
+    return changed(tree, _lowered)
 
 
 def _same(left: Expr, right: Expr) -> bool:
@@ -179,24 +168,16 @@ def _is_listed(several: Expr, other: Expr) -> bool:
     """Whether parts without brackets are those of another answer: in any order, but in order where
     it has brackets, where dots stand between them, or each has a name of its own."""
     parts = several[2:]
-    named = [_named(part) for part in parts]
-    names = [name[0] for name in named if name]
-    ordered = ("dots",) in parts
     if other[0] == "list":
+        others = other[2:]
         if several[1] != other[1] and "," not in (several[1], other[1]):
             return False
-        if ordered or ("dots",) in other[2:]:
-            return _in_order(parts, other[2:])
-        others_named = [_named(part) for part in other[2:]]
-        apart = len(names) == len(parts) and len(set(names)) == len(names)
-        others_apart = (
-            all(others_named) and len({n[0] for n in others_named if n}) == len(other) - 2
-        )
-        if apart != others_apart and (apart or others_apart):
-            return _in_order(parts, other[2:])
-        if all(part[0] == "brackets" for part in (*parts, *other[2:])):  # points, each once
-            return _in_any_order(_once(parts), _once(other[2:]))
-        return _in_any_order(parts, other[2:])
+        dots = ("dots",) in (*parts, *others)
+        if dots or _are_named_apart(parts) != _are_named_apart(others):
+            return _in_order(parts, others)
+        if all(part[0] == "brackets" for part in (*parts, *others)):  # points, each once
+            return _in_any_order(_once(parts), _once(others))
+        return _in_any_order(parts, others)
     if other[0] == "set":
         return _in_any_order(_once(parts), _once(other[1:]))
     if other[0] == "brackets" and (other[1:3] == ("(", ")") or len(parts) > 2):
@@ -204,16 +185,23 @@ def _is_listed(several: Expr, other: Expr) -> bool:
     return False
 
 
+def _are_named_apart(parts: Sequence[Expr]) -> bool:
+    names = [named[0] for part in parts if (named := _named(part))]
+    return len(names) == len(parts) == len(set(names))
+
+
 def _in_order(left: Sequence[Expr], right: Sequence[Expr]) -> bool:
     return len(left) == len(right) and all(map(_same, left, right))
 
 
-def _in_any_order(left: Sequence[Expr], right: Sequence[Expr]) -> bool:
+def _in_any_order(
+    left: Sequence[Expr], right: Sequence[Expr], same: Callable[[Expr, Expr], bool] = _same
+) -> bool:
     if len(left) != len(right):
         return False
     others = list(right)
     for part in left:
-        match = next((i for i, other in enumerate(others) if _same(part, other)), None)
+        match = next((i for i, other in enumerate(others) if same(part, other)), None)
         if match is None:
             return False
         del others[match]
@@ -277,7 +265,6 @@ def _named(tree: Expr) -> tuple[Expr, Expr] | None:
 
 
 def _is_name(tree: Expr) -> bool:
-    nodes = [node for node in _nodes(tree) if isinstance(node[0], str)]
     if tree[0] == "apply" or tree == ("const", "e"):
         return True
     allowed = {"sym", "*", "+", "/", "neg", "call", "brackets", "apply", "ratio"}
@@ -285,7 +272,8 @@ def _is_name(tree: Expr) -> bool:
         node[0] in allowed
         or node[1] == "e"  # a letter, beside others
         or (node[0] == "^" and node[1][0] == node[2][0] == "sym")
-        for node in nodes
+        for node in nodes(tree)
+        if isinstance(node[0], str)
     )
 
 
@@ -300,7 +288,7 @@ def _outside_calls(tree: Expr) -> Iterator[Expr]:
 
 
 def _symbols(tree: Expr) -> set[str]:
-    return {node[1] for node in _nodes(tree) if node[0] == "sym"}
+    return {node[1] for node in nodes(tree) if node[0] == "sym"}
 
 
 def _factor(left: Expr, right: Expr) -> Any:
@@ -353,10 +341,8 @@ def _is_infinite(tree: Expr) -> bool:
 
 def _solved(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
     signs, parts = tree[1], tree[2:]
-    if len(signs) == 1 and set(signs) == {"="} and parts[0][0] == "sym":  # x in an interval
-        inner = (
-            _region(parts[1]) if parts[1][0] in ("brackets", "union", "minus", "const") else None
-        )
+    if signs == ("=",) and parts[0][0] == "sym":  # x in an interval
+        inner = _region(parts[1])
         return inner and (parts[0][1], inner[1])
     if any(part[:2] == ("call", "abs") for part in parts):
         return _solved_absolute(signs, parts)
@@ -431,19 +417,14 @@ def _solved_linear(sign: str, difference: Expr) -> tuple[str, Expr, Expr] | None
         return None
     root = -start / slope
     value: Expr = ("/", ("num", str(abs(root.numerator))), ("num", str(root.denominator)))
-    return (
-        sign if slope > 0 else _FLIPPED[sign],
-        ("sym", name),
-        ("neg", value) if root < 0 else value,
-    )
+    sign = sign if slope > 0 else _FLIPPED[sign]
+    return sign, ("sym", name), ("neg", value) if root < 0 else value
 
 
 def _replaced(tree: Expr, name: str, digits: str) -> Expr:
     if tree == ("sym", name):
         return ("num", digits)
-    return tuple(
-        _replaced(part, name, digits) if isinstance(part, tuple) else part for part in tree
-    )
+    return changed(tree, lambda part: _replaced(part, name, digits))
 
 
 def _without_points(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
@@ -488,19 +469,12 @@ def _is_below(left: Expr, right: Expr) -> bool:
 
 
 def _same_regions(left: Any, right: Any) -> bool:
-    if (left[0] and right[0] and left[0] != right[0]) or len(left[1]) != len(right[1]):
-        return False
-    others = list(right[1])
-    for one in left[1]:
-        same = [
-            other
-            for other in others
-            if (one[0], one[3]) == (other[0], other[3]) and _in_order(one[1:3], other[1:3])
-        ]
-        if not same:
-            return False
-        others.remove(same[0])
-    return True
+    of_others = left[0] and right[0] and left[0] != right[0]
+    return not of_others and _in_any_order(left[1], right[1], _same_intervals)
+
+
+def _same_intervals(left: Expr, right: Expr) -> bool:
+    return left[::3] == right[::3] and _in_order(left[1:3], right[1:3])
 
 
 # values
@@ -551,7 +525,7 @@ def _is_rounded(left: Expr, right: Expr) -> bool:
     return any(
         node[0] == "num" and ("." in node[1] or "e" in node[1].lower())
         for tree in (left, right)
-        for node in _nodes(tree)
+        for node in nodes(tree)
     )
 
 
@@ -571,7 +545,7 @@ def _are_integers(*values: Any) -> bool:
 @lru_cache(maxsize=4096)
 def _values(tree: Expr) -> tuple[Any, ...]:
     """A formula's values at the points, None where there is none. Without letters it has one."""
-    names = sorted({node[1] for node in _nodes(tree) if node[0] == "sym"})
+    names = sorted(_symbols(tree))
     varies = bool(names) or _has(tree, "apply")
     values = []
     for point in range(POINTS if varies else 1):
@@ -580,7 +554,7 @@ def _values(tree: Expr) -> tuple[Any, ...]:
             values.append(value if mpmath.isfinite(value) else None)
         except (NoValue, ArithmeticError, ValueError, TypeError):
             values.append(None)
-    return (*values, *[None] * (POINTS - len(values))) if varies else tuple(values * POINTS)
+    return tuple(values if varies else values * POINTS)
 
 
 @lru_cache(maxsize=4096)
@@ -648,13 +622,10 @@ def _value(tree: Expr, numbers: dict[str, Any]) -> Any:
     _need(kind in _SCALARS and kind != "base")
     if kind == "apply":
         arguments = [_value(part, numbers) for part in parts[1:]]
-        return sum(
-            (
-                _number_of(parts[0], i) * mpmath.sin(each + _number_of(parts[0], 9))
-                for i, each in enumerate(arguments)
-            ),
-            _number_of(parts[0], 7),
-        )
+        value, shift = _number_of(parts[0], 7), _number_of(parts[0], 9)
+        for i, each in enumerate(arguments):
+            value += _number_of(parts[0], i) * mpmath.sin(each + shift)
+        return value
     values = [_value(part, numbers) for part in parts]
     return _bounded(_OPERATIONS[kind](*values))
 
@@ -714,8 +685,7 @@ _OF_MPMATH = (
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(mpmath, name) for name in _OF_MPMATH.split()},
     "ln": mpmath.log,
-    "log": lambda value, base: mpmath.log(value) / mpmath.log(base),
-    "lg": lambda value, base: mpmath.log(value) / mpmath.log(base),
+    **dict.fromkeys(("log", "lg"), lambda value, base: mpmath.log(value) / mpmath.log(base)),
     "exp": _of_small(mpmath.exp, MOST_BITS),
     "sinh": _of_small(mpmath.sinh, MOST_BITS),
     "cosh": _of_small(mpmath.cosh, MOST_BITS),

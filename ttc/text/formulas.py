@@ -12,7 +12,7 @@ A tree is a tuple whose first entry names what it is:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ttc.text.numbers import in_digits
@@ -114,6 +114,28 @@ def is_word(letters: str) -> bool:
     return len(letters) > 3 and not product and not letters.isupper()
 
 
+def nodes(tree: Expr) -> Iterator[Expr]:
+    yield tree
+    for part in tree:
+        if isinstance(part, tuple):
+            yield from nodes(part)
+
+
+def changed(tree: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """A tree with each of its parts changed."""
+    return tuple(change(part) if isinstance(part, tuple) else part for part in tree)
+
+
+def listed_parts(tree: Expr) -> Expr:
+    """The parts of a list; of anything else itself."""
+    return tree[2:] if tree[0] == "list" else (tree,)
+
+
+def _joined(kind: str, parts: Sequence[Expr]) -> Expr:
+    """One part stands for itself."""
+    return parts[0] if len(parts) == 1 else (kind, *parts)
+
+
 def _need(there: object) -> None:
     """What stands there is no formula that is read, unless this is so."""
     if not there:
@@ -124,7 +146,7 @@ class _Reader:
     def __init__(self, answer: str):
         self.tokens = _tokens(answer)
         self.at = 0
-        self.bars = 0
+        self.bars = False
         self.depth = 0
         self.in_set = False
 
@@ -174,7 +196,7 @@ class _Reader:
             return groups[0]
         if all(group[0] != "list" for group in groups):
             return ("list", ",", *groups)
-        return ("list", ",", *(("brackets", "(", ")", *_listed(group)) for group in groups))
+        return ("list", ",", *(("brackets", "(", ")", *listed_parts(group)) for group in groups))
 
     def listed(self) -> Expr:
         parts = [self.statement()]
@@ -221,7 +243,7 @@ class _Reader:
         parts = [self.ratio()]
         while self.accept("\\cup"):
             parts.append(self.ratio())
-        tree = parts[0] if len(parts) == 1 else ("union", *parts)
+        tree = _joined("union", parts)
         while self.accept("\\setminus", "\\backslash"):
             tree = ("minus", tree, self.ratio())
         return tree
@@ -230,7 +252,7 @@ class _Reader:
         parts = [self.sum()]
         while not self.in_set and self.accept(":"):
             parts.append(self.sum())
-        return parts[0] if len(parts) == 1 else ("ratio", *parts)
+        return _joined("ratio", parts)
 
     def sum(self) -> Expr:
         if self.kind() == "command" and self.peek() in ("\\pm", "\\mp"):
@@ -244,10 +266,9 @@ class _Reader:
                 parts.append(("neg", self.product()))
             elif self.kind() == "command" and self.peek() in ("\\pm", "\\mp"):
                 sign = self.take()[1:]
-                left = parts[0] if len(parts) == 1 else ("+", *parts)
-                parts = [(sign, left, self.product())]
+                parts = [(sign, _joined("+", parts), self.product())]
             else:
-                return parts[0] if len(parts) == 1 else ("+", *parts)
+                return _joined("+", parts)
 
     def product(self) -> Expr:
         factors = [self.unary()]
@@ -256,12 +277,11 @@ class _Reader:
                 self.at += 1
                 factors.append(self.unary())
             elif self.accept("/", "\\div"):
-                left = factors[0] if len(factors) == 1 else ("*", *factors)
-                factors = [("/", left, self.unary())]
+                factors = [("/", _joined("*", factors), self.unary())]
             elif self.begins_factor():
                 factors.append(self.power())
             else:
-                return factors[0] if len(factors) == 1 else ("*", *factors)
+                return _joined("*", factors)
 
     def begins_factor(self) -> bool:
         kind, sign = self.kind(), self.peek()
@@ -297,8 +317,7 @@ class _Reader:
             if self.is_degree():
                 base = ("degree", base)
                 continue
-            exponent = self.exponent()
-            base = self.postfix(("^", base, exponent))
+            base = self.postfix(("^", base, self.exponent()))
         return base
 
     def is_degree(self) -> bool:
@@ -320,14 +339,18 @@ class _Reader:
         return ("neg", part) if negative else part
 
     def until(self, closing: str) -> Expr:
-        self.depth += 1
-        bars, self.bars = self.bars, int(closing == "|")
-        part = self.answers()
+        part = self.inside(closing == "|", self.in_set)
         _need(part[0] not in ("list", "relation"))
-        self.bars = bars
-        self.depth -= 1
         self.expect(closing)
         return part
+
+    def inside(self, bars: bool, in_set: bool) -> Expr:
+        """What stands in brackets. bars, in_set: whether a | and a : end it."""
+        before = self.bars, self.in_set
+        self.bars, self.in_set = bars, in_set
+        inside = self.answers()
+        self.bars, self.in_set = before
+        return inside
 
     def postfix(self, part: Expr) -> Expr:
         while True:
@@ -364,16 +387,13 @@ class _Reader:
 
     def grouped(self) -> Expr:
         """A group of LaTeX, or a set as people type it."""
-        bars, self.bars = self.bars, 0
-        inside = self.answers()
-        self.bars = bars
+        inside = self.inside(False, self.in_set)
         self.expect("}")
         return ("set", *inside[2:]) if inside[0] == "list" else inside
 
     def number(self, digits: str, single: bool) -> Expr:
         if self.accept("_"):
-            base = self.name_part()
-            return ("base", digits, base)
+            return ("base", digits, self.name_part())
         number = ("num", digits)
         if single or not digits.isdigit():
             return number
@@ -395,9 +415,7 @@ class _Reader:
         run = self.peek()
         place = self.at
         _need(len(run) <= LONGEST_RUN)
-        for length in range(
-            len(run), 1, -1
-        ):  # the longest function, constant or Greek letter first
+        for length in range(len(run), 1, -1):  # the longest name first
             name = run[:length]
             whole = length == len(run)
             if name in _FUNCTIONS and (whole or run[length:] in ("x", "t")):
@@ -427,7 +445,7 @@ class _Reader:
         return self.symbol(letter)
 
     def split(self, length: int) -> None:
-        """Part the letters that stand next."""
+        """Part the letters or digits that stand next."""
         kind, run, spaced = self.tokens[self.at]
         if length < len(run):
             self.tokens[self.at : self.at + 1] = [
@@ -485,10 +503,7 @@ class _Reader:
 
     def bracketed(self, opening: str) -> Expr:
         """What stands in brackets: a formula, or several parts."""
-        bars, self.bars = self.bars, 0
-        in_set, self.in_set = self.in_set, False
-        inside = self.answers()
-        self.bars, self.in_set = bars, in_set
+        inside = self.inside(False, False)
         closing = self.peek()
         self.expect(")", "]")
         if inside[0] == "list" and inside[1] == ",":
@@ -502,14 +517,8 @@ class _Reader:
         """One argument of a LaTeX command: a group, or one sign."""
         if self.accept("{"):
             return self.until("}")
-        kind, value = self.kind(), self.peek()
-        if kind == "number" and len(value) > 1 and value.isdigit():
-            _, _, spaced = self.tokens[self.at]
-            self.tokens[self.at : self.at + 1] = [
-                ("number", value[0], spaced),
-                ("number", value[1:], False),
-            ]
-        if kind == "letters":
+        kind = self.kind()
+        if kind == "letters" or (kind == "number" and self.peek().isdigit()):
             self.split(1)
         _need(kind in ("number", "letters", "command", "text"))
         return self.atom(single=True)
@@ -538,12 +547,9 @@ class _Reader:
         if name in _SEVERAL and arguments[0][0] == "brackets":
             arguments = list(arguments[0][3:])
         _need(len(arguments) == 1 or name in _SEVERAL)
-        call: Expr = (
-            "call",
-            name,
-            *arguments,
-            *([base] if base and name in ("log", "lg") else []),
-        )
+        if base and name in ("log", "lg"):
+            arguments.append(base)
+        call: Expr = ("call", name, *arguments)
         return call if exponent is None else ("^", call, exponent)
 
     def log_base(self) -> Expr:
@@ -614,7 +620,7 @@ class _Reader:
     def vector(self) -> Expr:
         inside = self.answers()
         self.expect("\\rangle")
-        return ("brackets", "(", ")", *(inside[2:] if inside[0] == "list" else (inside,)))
+        return ("brackets", "(", ")", *listed_parts(inside))
 
     def accented(self, name: str) -> Expr:
         start = self.at
@@ -626,19 +632,14 @@ class _Reader:
     def set(self) -> Expr:
         if self.accept("\\}"):
             return ("const", "empty")
-        bars, self.bars = self.bars, 1
-        in_set, self.in_set = self.in_set, True
-        inside = self.answers()
+        inside = self.inside(True, True)
+        tree: Expr = ("set", *listed_parts(inside))
         if self.accept("|", ":", "\\mid"):
             first = inside[2] if inside[0] == "relation" else inside
             _need(first[0] == "sym")
-            inside = self.answers()
-            self.expect("\\}")
-            self.bars, self.in_set = bars, in_set
-            return inside
+            tree = self.inside(True, True)
         self.expect("\\}")
-        self.bars, self.in_set = bars, in_set
-        return ("set", *(inside[2:] if inside[0] == "list" else (inside,)))
+        return tree
 
     def matrix(self) -> Expr:
         kind = self.environment()
@@ -711,20 +712,15 @@ def _half_open(interval: re.Match[str]) -> str:
 def _listed_rows(rows: re.Match[str]) -> str:
     """Rows as x = 1, y = 2; not those of a case and its condition."""
     cells = rows[2].replace(r"\&", "")
-    piecewise = rows[1] == "cases" and "&" in cells
-    return (
-        rows[0] if piecewise else ",".join(filter(str.strip, cells.replace("&", "").split(r"\\")))
-    )
+    if rows[1] == "cases" and "&" in cells:
+        return rows[0]
+    return ",".join(filter(str.strip, cells.replace("&", "").split(r"\\")))
 
 
 def _are_rows(opening: str, closing: str, parts: Expr) -> bool:
     """Whether lists within a list are a matrix: [[1, 2], [3, 4]]."""
     lists = all(part[:3] == ("brackets", "[", "]") for part in parts)
     return (opening, closing) == ("[", "]") and lists and len({len(part) for part in parts}) == 1
-
-
-def _listed(tree: Expr) -> Expr:
-    return tree[2:] if tree[0] == "list" else (tree,)
 
 
 def _fraction_of(before: str, repeated: str) -> Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ttc.text.formulas import Expr
+from ttc.text.formulas import Expr, changed, nodes
 
 MOST_NODES = 20_000
 """Larger results are left as they are written: a product's parts are repeated in each entry."""
@@ -12,7 +12,7 @@ _NO_NUMBERS = ("list", "set", "brackets", "union", "minus", "relation", "dots")
 
 def worked_out(tree: Expr) -> Expr:
     """A tree in which each sum, product or power of matrices is the matrix that it gives."""
-    tree = tuple(worked_out(part) if isinstance(part, tuple) else part for part in tree)
+    tree = changed(tree, worked_out)
     parts = tree[1:]
     if tree[0] == "+" and all(part[0] == "matrix" for part in parts):
         return _sum(parts) or tree
@@ -62,15 +62,12 @@ def _times(left: Expr, right: Expr) -> Expr | None:
         return None
     if _nodes(left) * len(columns) + _nodes(right) * len(rows) > MOST_NODES:
         return None
-    return (
-        "matrix",
-        *(tuple(("+", *_pairs(row, column)) for column in columns) for row in rows),
-    )
 
+    def entry(row: Expr, column: Expr) -> Expr:
+        return ("+", *(("*", *pair) for pair in zip(row, column, strict=True)))
 
-def _pairs(row: Expr, column: Expr) -> list[Expr]:
-    return [("*", left, right) for left, right in zip(row, column, strict=True)]
+    return ("matrix", *(tuple(entry(row, column) for column in columns) for row in rows))
 
 
 def _nodes(tree: Expr) -> int:
-    return 1 + sum(_nodes(part) for part in tree if isinstance(part, tuple))
+    return sum(1 for _ in nodes(tree))

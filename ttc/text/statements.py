@@ -85,11 +85,13 @@ def statements(text: str, options: bool = False) -> list[Statement]:
     denied: set[int] = set()  # a noun of several languages is denied in any of them
     for language, first in _spoken(text, options):
         for head in _head(language, options).finditer(text, first):
-            if _is_denied(text, head.start(), language):
-                denied.add(head.start())
-            elif _states(text, head, language):
+            start, end = head.span()
+            before = text[max(0, start - _LONGEST_DENIAL) : start]
+            if _denied(language).search(before):
+                denied.add(start)
+            elif _states(before, head, language):
                 linked = head["link"] is not None
-                statements.append(Statement(head.start(), head.end(), language, linked))
+                statements.append(Statement(start, end, language, linked))
     kept = [statement for statement in statements if statement.start not in denied]
     return sorted(kept, key=attrgetter("place"))
 
@@ -167,28 +169,19 @@ _Noun = tuple[str, int]
 """With the place of its language in the table."""
 
 
-def _is_denied(text: str, start: int, language: Language) -> bool:
-    before = text[max(0, start - _LONGEST_DENIAL) : start]
-    return _denied(language).search(before) is not None
-
-
-def _states(text: str, head: re.Match[str], language: Language) -> bool:
+def _states(before: str, head: re.Match[str], language: Language) -> bool:
     """Whether the noun is a word, and one without a link is a heading."""
-    start = head.start()
-    before = text[max(0, start - _LONGEST_DENIAL) : start]
-    spaced = language.code not in CLOSED_UP
-    if spaced and before[-1:].isalpha() and language.code not in _PREFIXED:
+    if before[-1:].isalpha() and language.code not in CLOSED_UP | _PREFIXED:
         return False
     if language.is_english and _UNIT.search(before):
         return False
     if head["link"] is None and head["noun"].lower() in language.option.split("|"):
         return False
-    if head["link"] is not None and "\n" in head["link"]:
+    heading = language.is_english if head["link"] is None else "\n" in head["link"]
+    if heading:
         return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
     if language.is_english and head["what"] and head["sign"]:  # "to get the answer in cm: 3 * 4"
         return _HEADING.fullmatch(_SENTENCES.split(before)[-1]) is not None
-    if head["link"] is None and language.is_english:
-        return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
     return True
 
 
@@ -228,7 +221,7 @@ def _nouns(language: Language, options: bool) -> str:
 @cache
 def _head(language: Language, options: bool) -> re.Pattern[str]:
     """A noun up to its answer. It begins with literals, which Python's engine searches fast."""
-    spaced = language.code not in CLOSED_UP
+    spaced = _is_spaced(language)
     nouns = "|".join(sorted(_cased(_nouns(language, options)), key=len, reverse=True))
     end = r"(?![^\W\d_])" if spaced else ""
     kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language.is_english else ""
@@ -259,10 +252,11 @@ def _hedges(language: Language, end: str, verbs: str) -> str:
 
 @cache
 def _denied(language: Language) -> re.Pattern[str]:
-    if language.code in CLOSED_UP:
-        return re.compile(rf"(?:{alternatives([language.denied])})的?\s?$")
+    words = rf"(?:{alternatives([language.denied])})"
+    if not _is_spaced(language):
+        return re.compile(rf"{words}的?\s?$")
     between = r"(?:[ \t*_\"'(]+[^\W\d_]+){0,2}[ \t*_\"'(]+$"
-    return re.compile(rf"(?:^|\W)(?:{alternatives([language.denied])}){between}", re.IGNORECASE)
+    return re.compile(rf"(?:^|\W){words}{between}", re.IGNORECASE)
 
 
 @cache

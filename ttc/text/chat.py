@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, TemplateError
@@ -22,9 +23,6 @@ QUESTION: tuple[Message, ...] = ({"role": "user", "content": "?"},)
 
 ANSWER = "THE-ANSWER"
 """Stands for an answer, or at the end of a message, to see what a template writes after it."""
-
-UNANSWERED = {"add_generation_prompt": False}
-"""Leaves the start of the model's answer out."""
 
 TEMPLATE_S = 10.0
 """Seconds that a chat template may take for one chat."""
@@ -83,7 +81,8 @@ def chat_text(
     options: what else the template takes. way_out: what the InvalidInput says to do that is raised
     where the template refuses the messages. begins_answer: False leaves that start out.
     """
-    options = dict(options or {}) if begins_answer else {**(options or {}), **UNANSWERED}
+    if not begins_answer:
+        options = {**(options or {}), "add_generation_prompt": False}
     return str(_applied(messages, tokenizer, options, way_out, tokenize=False))
 
 
@@ -234,7 +233,7 @@ def _applied(
 
     def written() -> Any:
         arguments = {"add_generation_prompt": True, **(options or {})}
-        in_parts = _takes_parts(tokenizer, options)
+        in_parts = _takes_parts(tokenizer, arguments)
 
         def write(messages: Sequence[Message], tokenize: bool = False) -> Any:
             parts = list(map(_in_parts if in_parts else dict, messages))
@@ -257,22 +256,18 @@ def _applied(
         return limited(written, TEMPLATE_S, "the chat template", way_out)
 
 
-def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
+def _takes_parts(tokenizer: Any, arguments: Mapping[str, Any]) -> bool:
     """Whether the template writes a part of a list but not a text, as for models of images."""
-    if _writes(ANSWER, tokenizer, options):
-        return False
-    parts = _in_parts({"content": ANSWER})["content"]
-    return _writes(parts, tokenizer, options)
 
+    def writes(message: Mapping[str, Any]) -> bool:
+        try:
+            text = tokenizer.apply_chat_template([message], tokenize=False, **arguments)
+        except Exception:  # a template can make Python raise anything
+            return False
+        return ANSWER in str(text)
 
-def _writes(content: Any, tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
-    messages = [{"role": "user", "content": content}]
-    arguments = {"add_generation_prompt": True, **(options or {})}
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
-    except Exception:  # a template can make Python raise anything
-        return False
-    return ANSWER in str(text)
+    message = {"role": "user", "content": ANSWER}
+    return not writes(message) and writes(_in_parts(message))
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,19 +281,14 @@ PIECES = re.compile(r"<[^<>\s]*>?|\[/?[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
 
 
 def common_start(one: str, other: str) -> str:
-    same = 0
-    for a, b in zip(PIECES.findall(one), PIECES.findall(other), strict=False):
-        if a != b:
-            break
-        same += len(a)
-    return one[:same]
+    return "".join(_alike(PIECES.findall(one), PIECES.findall(other)))
 
 
 def common_end(one: str, other: str) -> str:
-    same = 0
-    pairs = zip(reversed(PIECES.findall(one)), reversed(PIECES.findall(other)), strict=False)
-    for a, b in pairs:
-        if a != b:
-            break
-        same += len(a)
-    return one[len(one) - same :]
+    return "".join(_alike(PIECES.findall(one)[::-1], PIECES.findall(other)[::-1])[::-1])
+
+
+def _alike(one: list[str], other: list[str]) -> list[str]:
+    """What both begin with."""
+    pairs = zip(one, other, strict=False)
+    return [piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from ttc.text.boxes import after_cut, boxed
-from ttc.text.number_answers import find_number, stated_number
+from ttc.text.number_answers import find_number, in_english, stated_number
 from ttc.text.numbers import CURRENCIES, as_number
-from ttc.text.statements import Statement, clause, plain, statements
+from ttc.text.statements import Statement, clause, decimal_comma, plain, statements
 from ttc.text.units import split_unit
 
 _FORMULA = re.compile(
@@ -53,12 +53,24 @@ def find_expression(text: str) -> str | None:
         return None  # a formula that was cut
     text = rest
     if (content := boxed(text)) is not None:
-        return content.strip() or None
-    return _stated(text) or stated_number(text) or _last_formula(text) or find_number(text)
+        return _pointed(content.strip(), text) or None
+    content = _stated(text) or stated_number(text) or _last_formula(text) or find_number(text)
+    return content and _pointed(content, text)
 
 
 def boxed_expression(text: str) -> str | None:
-    return (boxed(text) or "").strip() or None
+    return _pointed((boxed(text) or "").strip(), text) or None
+
+
+_COMMA = re.compile(r"([^\d,;()\[\]]*+)(\d[\d. ]*+,\d++)([^\d,;()\[\]]*+)")
+
+
+def _pointed(content: str, text: str) -> str:
+    """One number with a decimal comma as English writes it, where the text's language has them."""
+    number = _COMMA.fullmatch(content)
+    if number is None or not decimal_comma(text):
+        return content
+    return number[1] + in_english(number[2], True) + number[3]
 
 
 def _stated(text: str) -> str | None:

@@ -178,8 +178,8 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
         bracketed = bracketed and (len(text) < 40 or _CLAUSE_END.match(text, end) is not None)
         return _SMALL if bracketed and not before[-2:-1].isalnum() else None
     article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before.lower())
-    is_right = _following("right").match(text, end) and not article
-    if is_right and not _IF.search(_SENTENCE.split(before)[-1]):
+    right = None if article else _following("right").match(text, end)
+    if right and not _IF.search(_SENTENCE.split(before)[-1]):
         return _CLAIMED
     if single and not article and _chosen().search(before.lower()):
         return _CLAIMED
@@ -190,22 +190,19 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
     line = before.rpartition("\n")[2]
     if _LINE_END.match(text, end) and not re.search(r"\w", line):
         return _ALONE if "\n" in before or at == len(before) else _MARKED
-    for opening, closing in _MARKS_AROUND:
-        if opening.search(before) and closing.match(text, end):
-            return _MARKED
+    if _BRACKET_BEFORE.search(before) and _BRACKET_AFTER.match(text, end):
+        return _MARKED
+    if _BOLD_BEFORE.search(before) and _BOLD_AFTER.match(text, end):
+        return _MARKED
     part = _PART_OF_A_NAME.match(text, end) or _FUNCTION.search(before)
     return _SINGLE if sign.isascii() and single and not article and not part else None
 
 
 _OTHERS = re.compile(rf"(?:{_ONE_MORE}[A-J](?![\w'’])){{1,9}}+")
-_MARKS_AROUND = (
-    (re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$"), re.compile(r"\s?[)\]](?!-\w)")),
-    (
-        re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$"),
-        re.compile(r"\)?[.:]?(?:\*\*|__|\})"),
-    ),
-)
-"""(B), [B], **B**, \\textbf{B}: what stands before and after."""
+_BRACKET_BEFORE = re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$")
+_BRACKET_AFTER = re.compile(r"\s?[)\]](?!-\w)")
+_BOLD_BEFORE = re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$")
+_BOLD_AFTER = re.compile(r"\)?[.:]?(?:\*\*|__|\})")
 _PART_OF_A_NAME = re.compile(r"[)\]]?-[A-Za-z0-9]")
 _FUNCTION = re.compile(r"(?:^|[^A-Za-z])[A-Za-z][(\[]$")
 

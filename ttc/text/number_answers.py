@@ -45,17 +45,20 @@ _TEX_FRACTION = r"\\[dtc]?frac ?(?:\{ ?-?\d++ ?\}|\d) ?(?:\{ ?\d++ ?\}|\d)"
 _SIGN = rf"[-{MINUS}]?(?:\\?[{CURRENCIES}])?"
 _POWER = rf"\^ ?(?:\{{ ?[-{MINUS}]?\d{{1,3}} ?\}}|[-{MINUS}]?\d{{1,3}})(?![\d.]*\d)"
 
+_NARROW = "[\u00a0\u2009\u202f]"
 _GROUPED = (
     r"\d{1,3}(?:\.\d{3}){2,9}+(?!\d)(?:,\d++)?"  # 1.234.567
     r"|\d{1,3}(?:\.\d{3}){1,9}+,\d++"  # 1.234,5
     r"|\d{1,2}(?:,\d{2}(?=,)){1,9}+,\d{3}(?!\d)"  # 1,00,000
-    r"|(?<!\d )[1-9]\d{0,2}(?: \d{3}){1,9}+(?![\d/]|\.\d{3}| \d)"  # 12 000
+    rf"|[1-9]\d{{0,2}}(?:{_NARROW}\d{{3}}){{1,9}}+,\d++"
+    r"|(?<!\d )[1-9]\d{0,2}(?: \d{3}){1,9}+(?:,\d++|\.\d{1,2}(?!\d))?"  # 12 000; 1 234,5
+    r"(?![\d/]|\.\d{3}| \d)"
 )
-_WITH_POINT = rf"(?:\d{{1,3}}(?:{THOUSANDS}\d{{3}}(?!\d))++|\d++)(?:\.\d++)?"
+_WITH_POINT = rf"(?:\d{{1,3}}(?:{THOUSANDS}\d{{3}}(?!\d))++|\d++)(?:\.\d++|\{{,\}}\d++)?"
 _WITH_COMMA = (
     r"[1-9]\d{0,2}(?:\.\d{3})++(?!\d)(?:,\d++)?"
-    rf"|(?:[1-9]\d{{0,2}}(?:{THOUSANDS}\d{{3}}(?!\d))++)(?:\.\d++)?"
-    r"|\d++(?:[.,]\d++)?"
+    rf"|(?:[1-9]\d{{0,2}}(?:{THOUSANDS}\d{{3}}(?!\d))++)(?:\.\d++|\{{,\}}\d++)?"
+    r"|\d++(?:(?:[.,]|\{,\})\d++)?"
 )
 _OURS = f"[^\\W_{CLOSED_SCRIPTS}]"
 _NO_EXPONENT = rf"(?<!\^)(?<!\^\{{)(?<!\^[-{MINUS}])(?<!\^\{{[-{MINUS}])"
@@ -227,24 +230,22 @@ def _spelling(text: str, number: re.Match[str], comma: bool) -> str:
         raw = f"-{raw}"
     if power := _ENDING_POWER.fullmatch(raw):
         return _powered(power[1], int(power[2].strip("{ }"))) or raw
-    return _DIGITS.sub(lambda digits: _in_english(digits.group(), comma), raw, count=1)
+    return _DIGITS.sub(lambda digits: in_english(digits.group(), comma), raw, count=1)
 
 
 _ENDING_POWER = re.compile(r"(-?\d[\d,.]*) ?\^ ?(\{ ?-?\d+ ?\}|-?\d+)")
-_DIGITS = re.compile(r"(?<![\d.,])[\d.,]*\d(?: \d{3})*(?![\d/])")
+_DIGITS = re.compile(rf"(?<![\d.,])[\d.,]*\d(?:(?: |{_NARROW})\d{{3}})*(?:[.,]\d+)?(?![\d/])")
 
 
-def _in_english(digits: str, comma: bool) -> str:
-    if digits.isdigit():
-        return digits
-    if re.fullmatch(r"\d{1,3}(?: \d{3})+", digits):
-        return digits.replace(" ", "")
-    if re.fullmatch(r"\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}", digits):
+def in_english(digits: str, comma: bool) -> str:
+    """12 000, 1.234,5 and 1,00,000 without what parts thousands. comma: 2,5 is two and a half."""
+    if re.fullmatch(rf"\d{{1,3}}(?:(?: \d{{3}})+|(?:{_NARROW}\d{{3}})+,\d)[\d,.]*", digits):
+        return re.sub(r"\s", "", digits).replace(",", ".")
+    grouped = r"\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}"
+    if re.fullmatch(rf"{grouped}|[1-9]\d{{0,2}}\.\d{{3}}" if comma else grouped, digits):
         return digits.replace(".", "").replace(",", ".")
     if re.fullmatch(r"\d{1,2}(?:,\d{2})+,\d{3}", digits):
         return digits.replace(",", "")
-    if comma and re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", digits):
-        return digits.replace(".", "")
     if comma and re.fullmatch(r"\d+,\d+", digits) and not re.fullmatch(_THOUSANDS, digits):
         return digits.replace(",", ".")
     return digits

@@ -99,8 +99,12 @@ def statements(text: str, options: bool = False) -> list[Statement]:
 def clause(text: str, place: int) -> str:
     """What stands at a place up to the end of its line, sentence or clause."""
     line = text[place : place + 400].lstrip(" \t\n*:").split("\n", 1)[0]
-    end = _ends().search(line)
+    end = _ends().search(_PAIR.sub(lambda pair: "_" * len(pair[0]), line))
     return line[: end.start()] if end else line
+
+
+_PAIR = re.compile(r"[\[\](][^\[\]();\n]{1,40};[^\[\]();\n]{1,40}[\[\])]")
+"""(1; 2), [1; 2[."""
 
 
 def alternatives(words: Iterable[str]) -> str:

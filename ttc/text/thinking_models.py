@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from ttc.errors import InvalidInput
 from ttc.text.chat import (
     ANSWER,
     QUESTION,
-    UNANSWERED,
     chat_text,
     common_start,
     is_token,
@@ -25,26 +23,24 @@ from ttc.text.thinking_marks import Header, ThinkingMarks
 TAGS = ThinkingMarks("<think>", "</think>")
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """Models that think alike; see the head of `thinking_models.toml`."""
 
     marks: ThinkingMarks
-    signs: tuple[str, ...]
+    signs: list[str]
     written: bool
 
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Family:
-        begin, end, wraps = (
-            [mark if isinstance(mark, str) else Header(**mark) for mark in row.get(name, ())]
-            for name in ("begin", "end", "wraps")
-        )
-        marks = ThinkingMarks(begin, end, wraps, row.get("closing", ""))
-        signs = row.get("signs") or row["end"][-1:]
-        return cls(marks, tuple(signs), row.get("written", False))
+
+def _family(row: Mapping[str, Any]) -> Family:
+    begin, end, wraps = (
+        [mark if isinstance(mark, str) else Header(**mark) for mark in row.get(name, ())]
+        for name in ("begin", "end", "wraps")
+    )
+    marks = ThinkingMarks(begin, end, wraps, row.get("closing", ""))
+    return Family(marks, row.get("signs") or row["end"][-1:], row.get("written", False))
 
 
-FAMILIES = tuple(map(Family.of_row, table("thinking_models")["family"]))
+FAMILIES = tuple(map(_family, table("thinking_models")["family"]))
 
 
 def _all_tags() -> ThinkingMarks:
@@ -95,9 +91,9 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
     answer = {"role": "assistant", "content": ANSWER}
     try:
         prompt = chat_text(QUESTION, tokenizer)
-        plain = chat_text([*QUESTION, answer], tokenizer, UNANSWERED)
+        plain = chat_text([*QUESTION, answer], tokenizer, begins_answer=False)
         thought = {**answer, **dict.fromkeys(THOUGHT_KEYS, THOUGHT)}
-        text = chat_text([*QUESTION, thought], tokenizer, UNANSWERED)
+        text = chat_text([*QUESTION, thought], tokenizer, begins_answer=False)
     except InvalidInput:
         return None
     before, written, after = text.partition(THOUGHT)
@@ -105,22 +101,21 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
     if not written or not answered or not end.strip():
         return None
     head = plain.removeprefix(prompt).partition(ANSWER)[0].strip()
-    tag = _CLOSING_TAG.match(end.strip())
+    end = end.strip()
+    tag = _CLOSING_TAG.match(end)
     if tag is not None and before.rstrip().endswith(f"<{tag[1]}>"):
-        return ThinkingMarks(f"<{tag[1]}>", tag[0], _tags_around(end.strip()[tag.end() :], rest))
+        return ThinkingMarks(f"<{tag[1]}>", tag[0], _tags_around(end[tag.end() :], rest))
     shared = prompt if before.startswith(prompt) else common_start(before, plain)
     begin = before.removeprefix(shared).strip()
-    wraps = (
-        (head,) if head and plain.startswith(prompt) and head not in (begin, end.strip()) else ()
-    )
-    vague = [mark for mark in (begin, end.strip()) if mark and _in_any_text(mark)]
-    if vague or begin == end.strip():
-        place = f"{vague[0]!r} around" if begin != end.strip() else f"{begin!r} before and after"
+    wraps = (head,) if plain.startswith(prompt) and head not in ("", begin, end) else ()
+    vague = [mark for mark in (begin, end) if mark and _in_any_text(mark)]
+    if vague or begin == end:
+        place = f"{vague[0]!r} around" if begin != end else f"{begin!r} before and after"
         raise InvalidInput(
             f"the chat template writes {place} a thought, which may hold it too; name marks with "
             "thinking_marks, or false for none"
         )
-    return ThinkingMarks((begin,) if begin else (), end.strip(), wraps)
+    return ThinkingMarks((begin,) if begin else (), end, wraps)
 
 
 def _tags_around(before: str, after: str) -> tuple[str, ...]:
@@ -142,7 +137,7 @@ def _opened_marks(tokenizer: Any) -> ThinkingMarks | None:
     try:
         prompt = chat_text(QUESTION, tokenizer)
         answer = {"role": "assistant", "content": ANSWER}
-        past = chat_text([*QUESTION, answer], tokenizer, UNANSWERED)
+        past = chat_text([*QUESTION, answer], tokenizer, begins_answer=False)
     except InvalidInput:
         return None
     tag = _OPENING_TAG.search(prompt)

@@ -42,15 +42,11 @@ class ConfidenceVerifier(Options):
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[float]]:
-        return [self._rate_steps(branch) for branch in branches]
+        return list(map(self._rate_steps, branches))
 
     def _rate_steps(self, branch: Branch) -> list[float]:
         values = branch.top1 if self.metric == "top1" else branch.logprobs
         ends = [end - branch.prompt_length for end in branch.step_ends] or [len(values)]
         steps = [values[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-        if not branch.text.strip():
-            return [WORST[self.metric]] * len(steps)
-        return [
-            WORST[self.metric] if all(map(math.isnan, step)) else mean_of_own(step)
-            for step in steps
-        ]
+        worst, blank = WORST[self.metric], not branch.text.strip()
+        return [worst if blank or all(map(math.isnan, x)) else mean_of_own(x) for x in steps]

@@ -16,7 +16,7 @@ from ttc.engine import Engine
 from ttc.errors import VerifierError, on_failure
 from ttc.passes.prefill import Outputs
 from ttc.task import Passes, all_of
-from ttc.tree.segment import present, tokens_to_read
+from ttc.tree.segment import tokens_to_read
 from ttc.usage import by_meter, read_by_verifier
 
 PENDING = 0
@@ -126,7 +126,11 @@ class TreeMirror:
         for layout in layouts:
             self.engine.limits.check_context(len(layout.whole) + 1)
         rows = list(zip(branches, layouts, map(self._reads, layouts), strict=True))
-        new = [row for row in rows if not self._has(row[0], row[1])]
+        new = [
+            (branch, layout, reads)
+            for branch, layout, reads in rows
+            if (mirror := self.mirrors.get(branch)) is None or mirror.layout.tokens != layout.tokens
+        ]
         computed = yield from self._compute(
             [
                 Text(branch, layout.tokens, dict(zip(layout.reads, reads, strict=False)))
@@ -143,10 +147,6 @@ class TreeMirror:
                     mirror.layout = layout
                     mirror.reads = reads
         return [reads for *_, reads in rows]
-
-    def _has(self, branch: Branch, layout: Layout) -> bool:
-        mirror = self.mirrors.get(branch)
-        return mirror is not None and mirror.layout.tokens == layout.tokens
 
     def _read_suffixes(
         self, branches: Sequence[Branch], layouts: Sequence[Layout], rows: Sequence[list[Read]]
@@ -175,50 +175,37 @@ class TreeMirror:
 
     def _reads(self, layout: Layout) -> list[Read]:
         tokens = layout.whole
-        reads = list[Read]()
-        read = self._start
+        reads = [self._start]
         for before, place in pairwise([-1, *layout.places]):
-            read = read.after(tokens[before + 1 : place + 1])
-            reads.append(read)
-        return reads
+            reads.append(reads[-1].after(tokens[before + 1 : place + 1]))
+        return reads[1:]
 
     def missing_tokens(self, branch: Branch, layout: Layout) -> int:
-        above = self._above(branch)
-        if above is None:
-            return len(layout.whole)
-        if above is self.mirrors.get(branch) and above.layout == layout:
-            return 0
-        mirrored = above.branch
-        return len(layout.whole) - present(mirrored.tokens[: mirrored.leaf.end], layout.tokens)
-
-    def _above(self, branch: Branch) -> Mirror | None:
-        """What is kept of a branch, or else of the nearest that it goes on from."""
-        above: Branch | None = branch
-        while above is not None and above not in self.mirrors:
-            above = above.parent
-        return None if above is None else self.mirrors[above]
+        return tokens_to_read([(layout.whole, self._prefix(branch, layout))])
 
     def reading(
         self, branches: Sequence[Branch], layouts: Sequence[Layout]
     ) -> AbstractContextManager[None]:
         """Around the passes that read these texts: each meter counts what is new in them."""
         self.follow_model()
-        read = []
-        for usage, places in by_meter(branch.usage for branch in branches):
-            texts = [
-                (layouts[place].whole, self._prefix(branches[place], layouts[place]))
-                for place in places
-            ]
-            read.append((usage, tokens_to_read(texts)))
-        return read_by_verifier(read)
+        texts = [
+            (layout.whole, self._prefix(branch, layout))
+            for branch, layout in zip(branches, layouts, strict=True)
+        ]
+        meters = by_meter(branch.usage for branch in branches)
+        return read_by_verifier(
+            [(usage, tokens_to_read(texts[place] for place in places)) for usage, places in meters]
+        )
 
     def _prefix(self, branch: Branch, layout: Layout) -> list[int]:
-        """The text that was read before it."""
-        above = self._above(branch)
+        """What was read before it: of the branch, or of the nearest that it goes on from."""
+        above: Branch | None = branch
+        while above is not None and above not in self.mirrors:
+            above = above.parent
         if above is None:
             return []
-        same = above is self.mirrors.get(branch) and above.layout == layout
-        return layout.whole if same else above.layout.tokens
+        read = self.mirrors[above].layout
+        return layout.whole if above is branch and read == layout else read.tokens
 
     # ---------------------------------------------------------------- what may go
 

@@ -127,10 +127,9 @@ class ThinkPRM(RewardModel):
     def _write(self, engine: Engine, thoughts: Sequence[Branch]) -> Passes[None]:
         """Let the verifications be written, each ended by the question for the verdict."""
         verdict = len(self._verdict("")) + 1
-        room = []
-        for thought in thoughts:
-            left = engine.context_left(thought)
-            room.append(self.max_tokens if left is None else min(self.max_tokens, left - verdict))
+        left = map(engine.context_left, thoughts)
+        most = self.max_tokens
+        room = [most if tokens is None else min(most, tokens - verdict) for tokens in left]
         check_room(engine, room, "a verification")
         step = Step(max(room), end=(DECISION,))
         yield from written(engine, thoughts, step, Sampling(self.temperature), room)

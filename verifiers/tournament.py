@@ -50,49 +50,47 @@ class Tournament(SideQuestions):
     ) -> Passes[list[list[float]]]:
         scores = [0.5] * len(branches)
         for rows in by_problem(branches):
-            texts = [rated_text(branches[row], self.thoughts).strip() for row in rows]
-            solutions = list(dict.fromkeys(texts))
+            texts = {row: self._text(branches[row]) for row in rows}
+            solutions = list(dict.fromkeys(texts.values()))
             pairs = self.pairs(len(solutions))
             payer = branches[rows[0]]
             prompts = self._prompts(questions[rows[0]], solutions, pairs, backend, payer)
-            requests = [(payer, prompt) for prompt in prompts]
-            if not requests:
+            if not prompts:
                 continue
+            requests = [(payer, prompt) for prompt in prompts]
             shares = yield from self.answer_shares(backend, requests, "AB")
-            won: list[list[float]] = [[] for _ in solutions]
+            won: dict[str, list[float]] = {text: [] for text in solutions}
             for place, (first, second) in enumerate(pairs):
                 share = (shares[2 * place][0] + shares[2 * place + 1][1]) / 2
-                won[first].append(share)
-                won[second].append(1 - share)
-            for row, text in zip(rows, texts, strict=True):
-                of_text = won[solutions.index(text)]
-                scores[row] = sum(of_text) / len(of_text)
+                won[solutions[first]].append(share)
+                won[solutions[second]].append(1 - share)
+            for row, text in texts.items():
+                scores[row] = sum(won[text]) / len(won[text])
         return [[score] for score in scores]
+
+    def _text(self, branch: Branch) -> str:
+        return rated_text(branch, self.thoughts).strip()
 
     def pairs(self, count: int) -> list[tuple[int, int]]:
         reach = count - 1 if self.opponents is None else min(self.opponents, count - 1)
-        met = {
-            tuple(sorted((i, (i + step) % count)))
-            for i in range(count)
-            for step in range(1, reach + 1)
-        }
-        return sorted((first, second) for first, second in met)
+        steps = range(1, reach + 1)
+        met = {frozenset((i, (i + step) % count)) for i in range(count) for step in steps}
+        return sorted((min(pair), max(pair)) for pair in met)
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         cost = 0
         for rows in by_problem(branches):
-            texts = {rated_text(branches[row], self.thoughts).strip(): None for row in rows}
-            pairs = self.pairs(len(texts))
+            solutions = list(dict.fromkeys(self._text(branches[row]) for row in rows))
+            pairs = self.pairs(len(solutions))
             payer = branches[rows[0]]
-            prompts = self._prompts(questions[rows[0]], list(texts), pairs, backend, payer)
+            prompts = self._prompts(questions[rows[0]], solutions, pairs, backend, payer)
             cost += self.longest_cost(prompts, backend, payer.thoughts)
         return cost
 
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
     ) -> int:
-        text = rated_text(parent, self.thoughts).strip()
-        (prompt, _) = self._prompts(question, [text, text], [(0, 1)], backend, parent)
+        (prompt, _) = self._prompts(question, [self._text(parent)] * 2, [(0, 1)], backend, parent)
         matches = 2 * len(self.pairs(count))
         return matches * (self.longest_cost([prompt], backend, parent.thoughts) + 2 * tokens)
 
@@ -104,11 +102,9 @@ class Tournament(SideQuestions):
         backend: Backend,
         about: Branch,
     ) -> list[list[int]]:
-        prompts = []
-        for first, second in pairs:
-            for a, b in ((first, second), (second, first)):
-                text = PAIR.format(
-                    question=question, a=solutions[a], b=solutions[b], criterion=self.criterion
-                )
-                prompts.append(self.question_tokens(text, backend, about.thoughts))
-        return prompts
+        orders = [order for pair in pairs for order in (pair, pair[::-1])]
+        texts = [
+            PAIR.format(question=question, a=solutions[a], b=solutions[b], criterion=self.criterion)
+            for a, b in orders
+        ]
+        return [self.question_tokens(text, backend, about.thoughts) for text in texts]

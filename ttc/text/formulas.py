@@ -152,16 +152,18 @@ class _Reader:
 
     # what stands next
 
-    def peek(self, ahead: int = 0) -> str:
+    def token(self, ahead: int = 0) -> tuple[str, str, bool]:
         place = self.at + ahead
-        return self.tokens[place][1] if place < len(self.tokens) else ""
+        return self.tokens[place] if place < len(self.tokens) else ("", "", False)
 
-    def kind(self, ahead: int = 0) -> str:
-        place = self.at + ahead
-        return self.tokens[place][0] if place < len(self.tokens) else ""
+    def kind(self) -> str:
+        return self.token()[0]
+
+    def peek(self, ahead: int = 0) -> str:
+        return self.token(ahead)[1]
 
     def spaced(self) -> bool:
-        return self.at < len(self.tokens) and self.tokens[self.at][2]
+        return self.token()[2]
 
     def take(self) -> str:
         self.at += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 PIECE = re.compile(r"\s*\w+|\s*[^\w\s]+|\s+")
@@ -42,16 +43,9 @@ class WordTokenizer:
 
         The tokens of an answer are those of its text alone, so that a chat goes on from them.
         """
-        pairs = [(message["role"], message["content"]) for message in messages]
-        if not tokenize:
-            chat = "".join(
-                self.chat_template.format(role=role, content=content) for role, content in pairs
-            )
-            return f"{chat}assistant:\n"
-        tokens = list[int]()
-        for role, content in pairs:
-            tokens += self.encode(f"{role}:\n") + self.encode(content) + self.encode("\n\n")
-        return tokens + self.encode("assistant:\n")
+        turns = [(f"{each['role']}:\n", each["content"], "\n\n") for each in messages]
+        parts = [*chain.from_iterable(turns), "assistant:\n"]
+        return [t for part in parts for t in self.encode(part)] if tokenize else "".join(parts)
 
     def _number(self, piece: str) -> int:
         digest = hashlib.blake2b(piece.encode(), digest_size=8).digest()

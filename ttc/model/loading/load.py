@@ -77,12 +77,14 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
     check_flag("trust_remote_code", trust_remote_code)
     place = chosen_device(device)
     precision = _dtype(dtype, place)
-    stored = _stored(quantized, place, precision, over is not None)
-    if stored is not None and os.fspath(name) == SMOLLM2:
-        name = smollm2_file()
-    with opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
+    stored, name = _stored(name, quantized, place, precision, over is not None)
+    with opened(name, gguf_file, trust_remote_code) as (source, options):
         config = read_config(source, options)
         method = _unpacked_by(config, place, stored, options)
+        if method is not None and (place_weights is not None or over is not None):
+            raise UnsupportedModel(
+                f"its weights are quantized by {method!r}; leave placement out, give one device"
+            )
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
             decoder = text_decoder(config)
@@ -104,7 +106,11 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
         build = partial(_without_weights, source, kind, config, trust_remote_code=trust_remote_code)
         choose = compiled and method is None and _auto_is_open(dtype, place)
         empty, precision = _empty(build, precision, choose)
-        places = _places(empty, place, method, over, place_weights)
+        places: dict[str, Any] = {"": place}
+        if place_weights is not None:
+            places = place_weights(empty, place)
+        elif over is not None:
+            places = weights_over(empty, over)
         _check_size(empty, Path(source), options.get("gguf_file"))
         if "gguf_file" in options:
             check_tensors(empty, _head(source, options))
@@ -114,26 +120,6 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
         if place_weights is not None:
             _remove_hooks(model)
     return model.eval().requires_grad_(False), tokenizer
-
-
-def _places(
-    empty: Any,
-    device: torch.device,
-    method: str | None,
-    over: Over | None,
-    place_weights: PlaceWeights | None,
-) -> dict[str, Any]:
-    """Where the weights of each module go. method: see `_unpacked_by`."""
-    on_one_device = place_weights is None and over is None
-    if method is not None and not on_one_device:
-        raise UnsupportedModel(
-            f"its weights are quantized by {method!r}; leave placement out, give one device"
-        )
-    if place_weights is not None:
-        return place_weights(empty, device)
-    if over is not None:
-        return weights_over(empty, over)
-    return {"": device}
 
 
 def _unpacked_by(
@@ -147,11 +133,15 @@ def _unpacked_by(
     return check_quantization(config, place)
 
 
-def _stored(quantized: bool, *how: Any) -> Any:
-    """What keeps weights as they are stored (`ttc.stored.reading`), None to have numbers of them.
-    how: device, dtype, and whether layers run on several devices."""
+def _stored(name: str | os.PathLike[str], quantized: bool, *how: Any) -> tuple[Any, str]:
+    """What keeps weights as they are stored (`ttc.stored.reading`), None to have numbers of them,
+    and where they are. how: device, dtype, and whether layers run on several devices."""
     check_flag("quantized", quantized)
-    return handler("quantized", "True")(*how) if quantized else None
+    source = os.fspath(name)
+    if not quantized:
+        return None, source
+    stored = handler("quantized", "True")(*how)
+    return stored, str(smollm2_file()) if source == SMOLLM2 else source
 
 
 def configuration(
@@ -171,10 +161,8 @@ def configuration(
     """
     place = chosen_device(device)
     precision = _dtype(dtype, place)
-    stored = _stored(quantized, place, precision)
-    if stored is not None and os.fspath(name) == SMOLLM2:
-        name = smollm2_file()
-    with opened(os.fspath(name), **source) as (path, options):
+    stored, name = _stored(name, quantized, place, precision)
+    with opened(name, **source) as (path, options):
         config = read_config(path, options)
         method = _unpacked_by(config, place, stored, options)
         if stored is not None:

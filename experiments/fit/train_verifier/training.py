@@ -3,6 +3,7 @@ held-out problems."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     }
     seconds["all"] = time.perf_counter() - start
     dtype = str(work.engine.dtype).removeprefix("torch.")
-    command = " ".join(["python -m experiments.train_verifier", *overrides])
+    command = shlex.join(["python", "-m", "experiments.train_verifier", *overrides])
     record = provenance(command, model=f"{config.model.name}, {dtype}")
     record |= {
         "seconds": seconds,

@@ -273,7 +273,7 @@ def test_the_harness_s_own_cache_is_refused(tmp_path: Path) -> None:
     [
         ({"dataset": "gsm8k"}, "dataset is no setting of a search"),
         ({"run.name": "x"}, "run.name is no setting of a search"),
-        ({"search": "best_of"}, "search=best_of is unknown; use one of"),
+        ({"search": "best_of"}, "search=best_of is unknown; is it best_of_n"),
         ({"search.n": 3}, "search.n is no setting of search.Greedy"),
         ({"backend": "openai", "dtype": "float32"}, "the server decides about model.dtype=float32"),
     ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -55,13 +56,13 @@ def main(arguments: argparse.Namespace) -> None:
     for part in parts:
         usual, measure = PARTS[part]
         problems = arguments.problems or usual
-        words = [part, *([f"--problems {problems}"] if usual else []), *overrides]
+        words = [part, *(["--problems", str(problems)] if usual else []), *overrides]
         if part in HELD_OUT:
-            words.insert(2, f"--held-out {arguments.held_out}")
+            words[3:3] = ["--held-out", str(arguments.held_out)]
         file = arguments.out / file_name(part, config.model.name)
         for found in measure(overrides, problems, arguments.held_out):
             about = provenance(
-                "python -m experiments.paper rksc " + " ".join(words),
+                shlex.join(["python", "-m", "experiments.paper", "rksc", *words]),
                 model=f"{config.model.name}, with the weights that this name loads",
                 simulated=f"a link of {gbps} GB/s"
                 if (gbps := config.memory.get("link_gbps"))

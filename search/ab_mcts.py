@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from search.base import Case, Request, Search, SearchSteps, until_spent
+from search.base import Case, Requests, Search, SearchSteps, until_spent
 from search.turns import REVISE, ask
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
@@ -134,8 +133,17 @@ class ABMCTS(Search):
                 child.back_up(score)
         return answers
 
-    def descend(self, top: AnswerNode, rng: np.random.Generator) -> AnswerNode:
-        return descend(top, rng)
+    def descend(self, node: AnswerNode, rng: np.random.Generator) -> AnswerNode:
+        """The node that gets the next child."""
+        while node.children:
+            generate, go_on = (
+                PRIOR.posterior(rewards).draw(rng) for rewards in (node.generated, node.continued)
+            )
+            if generate >= go_on:
+                break
+            draws = [PRIOR.posterior(child.rewards).draw(rng) for child in node.children]
+            node = node.children[int(np.argmax(draws))]
+        return node
 
     def model(self, case: Case, root: Branch, written: Mapping[str, Sequence[float]]) -> str:
         """The model that writes the next answer. written: the scores of each one's answers so
@@ -147,7 +155,7 @@ class ABMCTS(Search):
 
     def _start(
         self, node: AnswerNode, model: str, case: Case
-    ) -> Generator[Request, Any, tuple[Branch, AnswerNode]]:
+    ) -> Requests[tuple[Branch, AnswerNode]]:
         """Where the node's next child starts; that of the nearest node above it where the model's
         context has no room."""
         while model not in node.starts:
@@ -163,7 +171,7 @@ class ABMCTS(Search):
             node = node.parent
         return node.starts[model], node
 
-    def _open(self, node: AnswerNode, model: str, case: Case) -> Generator[Request, Any, None]:
+    def _open(self, node: AnswerNode, model: str, case: Case) -> Requests[None]:
         """Ask for a better answer than the node's, or a first one. Raises ContextExceeded without
         room."""
         start = node.branch
@@ -179,15 +187,3 @@ class ABMCTS(Search):
                 yield Release([start])  # another model may still be shown the answer
             start = turn
         node.starts[model] = start
-
-
-def descend(node: AnswerNode, rng: np.random.Generator) -> AnswerNode:
-    while node.children:
-        generate, go_on = (
-            PRIOR.posterior(rewards).draw(rng) for rewards in (node.generated, node.continued)
-        )
-        if generate >= go_on:
-            break
-        draws = [PRIOR.posterior(child.rewards).draw(rng) for child in node.children]
-        node = node.children[int(np.argmax(draws))]
-    return node

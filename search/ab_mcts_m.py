@@ -41,8 +41,7 @@ class ABMCTSM(ABMCTS):
     Use it where: as `ab_mcts`, with few answers.
     """
 
-    def descend(self, top: AnswerNode, rng: np.random.Generator) -> AnswerNode:
-        node = top
+    def descend(self, node: AnswerNode, rng: np.random.Generator) -> AnswerNode:
         while node.children:
             draws = draw_scores([child.rewards for child in node.children], rng)
             best = int(np.argmax(draws))

@@ -16,6 +16,7 @@ from ttc.backend import Backend
 from ttc.branch import Branch
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator
+from ttc.parts import handler
 from ttc.protocols import Append, Expand, Handoff, Rate, Release, Vary
 from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
@@ -453,8 +454,6 @@ def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> Se
 def steps_of(config: SearchConfig, root: Branch, case: Case) -> SearchSteps:
     search, tools = config.search, config.tools
     if tools is not None and tools.opening:
-        from ttc.parts import handler
-
         steps: SearchSteps = handler("tool_use", "opening")(search, root, case, tools)
     else:
         steps = search.run(root, case)

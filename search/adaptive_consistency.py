@@ -12,10 +12,9 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from search.base import Case, Search, SearchSteps, expand
-from search.selection import C, Winner, answer_of, vote
+from search.selection import answer_of
 from ttc.branch import Branch
 from ttc.checks import PositiveInt
-from ttc.protocols import Extract
 from ttc.text.equality import ballots_by
 
 
@@ -70,9 +69,6 @@ class AdaptiveConsistency(Search):
         counts = Counter(vote for vote in votes if vote is not None)
         first, second = sorted([*counts.values(), 0, 0], reverse=True)[:2]
         return majority_probability(first, second) >= self.confidence
-
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
-        return vote(candidates, extract)
 
 
 def majority_probability(first: int, second: int) -> float:

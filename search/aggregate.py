@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from search.base import Case, Request, Search, SearchSteps, drop_gated, expand, until_spent
-from search.selection import C, Voting, Winner, vote
+from search.base import Case, Requests, Search, SearchSteps, drop_gated, expand, until_spent
+from search.selection import Voting
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
 from ttc.errors import ContextExceeded, refuse
@@ -101,11 +101,6 @@ class Aggregate(Search):
     def voting(self) -> Voting | None:
         return None if self.answer == "best" else self.answer
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
-        if self.voting is None:
-            return super().choose(candidates, extract)
-        return vote(candidates, extract, self.voting == "weighted")
-
     def run(self, root: Branch, case: Case) -> SearchSteps:
         answers = list[Branch]()
         with until_spent(lambda: answers):
@@ -117,15 +112,13 @@ class Aggregate(Search):
                 yield from round_of(root, answers, case)
         return answers
 
-    def _rated(self, answers: Sequence[Branch]) -> Generator[Request, Any, None]:
+    def _rated(self, answers: Sequence[Branch]) -> Requests[None]:
         if self.needs_verifier:
             yield Rate(answers, self.aggregation)
 
     # ---------------------------------------------------------------- rounds
 
-    def _write(
-        self, root: Branch, answers: list[Branch], case: Case
-    ) -> Generator[Request, Any, None]:
+    def _write(self, root: Branch, answers: list[Branch], case: Case) -> Requests[None]:
         """New answers in the place of `answers` (RSA's Eq. 2 and 3); beside them where the budget
         ends the round."""
         readable = self._readable(answers, case)
@@ -148,9 +141,7 @@ class Aggregate(Search):
         if not cut_short:
             del answers[: len(old)]
 
-    def _select(
-        self, root: Branch, answers: list[Branch], case: Case
-    ) -> Generator[Request, Any, None]:
+    def _select(self, root: Branch, answers: list[Branch], case: Case) -> Requests[None]:
         """Of each group the answer that most picks name; all where the budget paid no pick."""
         readable = self._readable(answers, case)
         splits = np.array_split(
@@ -177,7 +168,7 @@ class Aggregate(Search):
 
     def _starts(
         self, root: Branch, groups: Sequence[ReadTogether], n: int, case: Case
-    ) -> Generator[Request, Any, tuple[Sequence[ReadTogether], list[Branch]]]:
+    ) -> Requests[tuple[Sequence[ReadTogether], list[Branch]]]:
         """The groups as they fit in the context, and `n` branches that start from their prompts in
         turn; none where not even the smallest groups fit."""
         selects = self.mode == "select"

@@ -20,7 +20,7 @@ class Suffix(NamedTuple):
     """What follows a branch in its child.
 
     keep: how many tokens of the branch stay before it. tokens: of the text. turns: the conversation
-    before it, of a turn.
+    with it, of a turn.
     """
 
     keep: int
@@ -85,9 +85,7 @@ def _forked(
     engine: Backend, active: ActiveSearch, request: Append, suffixes: Sequence[Suffix]
 ) -> Siblings:
     children = []
-    for branch, text, (keep, _, turns) in zip(
-        request.branches, request.texts(), suffixes, strict=True
-    ):
+    for branch, (keep, _, turns) in zip(request.branches, suffixes, strict=True):
         dropped = len(branch.tokens) - keep
         ended = branch.finish_reason == "eos"
         differs = request.turn and dropped > ended  # the whole chat begins otherwise
@@ -95,7 +93,7 @@ def _forked(
         children.append(active.record(child, branch))
         child.reopen(0 if differs else dropped)
         if request.turn:
-            active.chats[child] = active.chats[branch]._replace(turns=(*turns, text), start=keep)
+            active.chats[child] = active.chats[branch]._replace(turns=turns, start=keep)
             child.begin_answer()
         if request.ends_thinking:
             child.thinking_ended = len(child.tokens)
@@ -119,7 +117,7 @@ def _suffix(
     turns = (*turns, _answer(own, active, branch))
     prompt = template.next_prompt(text, own.tokenizer, question, turns, before)
     keep = min(common_prefix(before, prompt), len(prompt) - 1)
-    return Suffix(keep, prompt[keep:], turns)
+    return Suffix(keep, prompt[keep:], (*turns, text))
 
 
 def _drops(engine: Backend, branch: Branch, drop: str) -> bool:

@@ -272,9 +272,9 @@ def ask_tell(
 def _answer(
     trial: Trial,
     outcome: str | float | Sequence[float],
-    finished: bool | None = None,
-    tokens: int | None = None,
-    score: float | None = None,
+    finished: bool | None,
+    tokens: int | None,
+    score: float | None,
 ) -> Told:
     if tokens is not None:
         check_whole("tokens", tokens, 0)

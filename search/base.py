@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from search.selection import C, Voting, Winner, answer_of, best_first, whole
+from search.selection import C, Voting, Winner, answer_of, best_first, vote, whole
 from ttc.backend import Need
 from ttc.branch import Branch
 from ttc.checks import (
@@ -35,8 +35,12 @@ from ttc.text.thoughts import Mode, Thoughts
 from ttc.tree.branch import check_branches
 
 Request = Vary | Expand | Append | Handoff | Rate | Release
-SearchSteps = Generator[Request, Any, list[Branch]]
-"""Yields requests, receives their answers, returns the candidates that are left."""
+T = TypeVar("T")
+Requests = Generator[Request, Any, T]
+"""Yields requests, receives their answers, returns what they lead to."""
+
+SearchSteps = Requests[list[Branch]]
+"""A whole search returns the candidates that are left."""
 
 StepParts = Generator[Any, None, None]
 """What a branch does next in its step: it decodes a `Step`, is given the tokens of a list, or waits
@@ -99,6 +103,7 @@ class Search(Options, ABC):
         step. beam_width: continuations of a branch. step_tokens: the most tokens of a step.
         delimiter: what ends a step before that, None for nothing. max_steps: the most steps.
     aggregation: what makes one score of a branch's step scores.
+    statistics: keep what selection rules by the model's own confidence need (see `Step`).
     feedback: what the model is told after an answer.
 
     Of a model that thinks before it answers:
@@ -155,7 +160,7 @@ class Search(Options, ABC):
     @property
     def needs(self) -> tuple[Need, ...]:
         """What the search reads of its branches that not every backend offers."""
-        return ()
+        return ("statistics",) if getattr(self, "statistics", False) else ()
 
     @property
     def puts_words(self) -> bool:
@@ -192,10 +197,13 @@ class Search(Options, ABC):
         """The algorithm, from a branch that holds the prompt."""
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
-        """The best candidate and its answer, by `search.selection.best_first`.
+        """The best candidate and its answer, by the rule of `voting`, else by
+        `search.selection.best_first`.
 
         candidates: in the order of their paths.
         """
+        if self.voting is not None:
+            return vote(candidates, extract, self.voting == "weighted")
         if not candidates:
             return None, None
         best = best_first(candidates, extract)[0]

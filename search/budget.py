@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ttc.checks import NonNegativeInt, Options, PositiveFloat, PositiveInt
@@ -67,11 +67,7 @@ class Budget(Options):
 
     @property
     def limits(self) -> dict[str, int | float]:
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name in LIMITS and value is not None
-        }
+        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
 
 
 UNLIMITED = Budget()
@@ -126,16 +122,13 @@ class Spending:
     @property
     def tokens_left(self) -> dict[Stopped, int]:
         """What is left of each limit of tokens that there is, without the reserve."""
-        budget, usage = self.budget, self.usage
-        kept = 0 if self.reserve_opened else budget.reserve
-        left: dict[Stopped, int] = {}
-        if budget.max_tokens is not None:
-            left["max_tokens"] = budget.max_tokens - usage.budgeted_tokens - kept
-        if budget.max_generated_tokens is not None:
-            left["max_generated_tokens"] = (
-                budget.max_generated_tokens - usage.generated_tokens - kept
-            )
-        return left
+        usage, limits = self.usage, self.budget.limits
+        kept = 0 if self.reserve_opened else self.budget.reserve
+        spent: dict[Stopped, int] = {
+            "max_tokens": usage.budgeted_tokens,
+            "max_generated_tokens": usage.generated_tokens,
+        }
+        return {n: int(limits[n]) - tokens - kept for n, tokens in spent.items() if n in limits}
 
     def affordable(
         self, waiting: int, step: int, price: Callable[[int], int], unrated: int

@@ -3,12 +3,10 @@ words."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-from search.base import Case, Request, Search, SearchSteps
+from search.base import Case, Requests, Search, SearchSteps
 from ttc.branch import Branch
 from ttc.checks import NonNegativeInt, PositiveInt, Words
 from ttc.errors import BudgetExceeded, ContextExceeded
@@ -68,7 +66,7 @@ class BudgetForcing(Search):
             return self.end_of_thinking
         return "" if case.thoughts is None else case.thoughts.end_token
 
-    def _think(self, chain: list[Branch], case: Case) -> Generator[Request, Any, None]:
+    def _think(self, chain: list[Branch], case: Case) -> Requests[None]:
         waits = self.waits
         left = self.thinking_tokens
         mark = self.mark(case)

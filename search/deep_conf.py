@@ -18,7 +18,6 @@ from search.selection import (
     Candidate,
     Measure,
     Winner,
-    ballots_of,
     confidence_vote,
     samples_of,
     trace_confidence,
@@ -139,7 +138,7 @@ class DeepConf(Search):
 
     def agreed(self, samples: Sequence[Branch], extract: Extract) -> bool:
         """Whether one answer has the share `consensus` of enough votes' weight."""
-        votes = ballots_of(samples, extract)
+        votes = [sample.vote for sample in samples_of(samples, extract)]
         if self.consensus is None or sum(v is not None for v in votes) < self.least_votes:
             return False
         totals: dict[str, float] = defaultdict(float)

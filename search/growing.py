@@ -3,11 +3,10 @@ ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from search.base import Request, SearchSteps, drop_gated, expand
+from search.base import Requests, SearchSteps, drop_gated, expand
 from ttc.branch import Branch
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Rate, Release
@@ -48,7 +47,7 @@ def grow(
 
 def rate_ahead(
     candidates: Sequence[Branch], lookahead: int, step: Step, aggregation: Aggregation
-) -> Generator[Request, Any, None]:
+) -> Requests[None]:
     """Rate each candidate by where `lookahead` more steps at temperature 0 lead (Snell et al.,
     2025).
 

@@ -4,13 +4,13 @@ it)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from search.base import Case, Request, SearchSteps, StepwiseSearch, expand, until_spent
+from search.base import Case, Requests, SearchSteps, StepwiseSearch, expand, until_spent
 from search.growing import drop_repeated
-from search.selection import C, Voting, Winner, best_first, by_path, complete, vote
+from search.selection import Voting, best_first, by_path, complete
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.backend import Need
 from ttc.branch import Branch
@@ -136,12 +136,7 @@ class MCTS(StepwiseSearch):
     def voting(self) -> Voting | None:
         return "weighted" if self.answer == "weighted_majority" else None
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
-        if self.voting is None:
-            return super().choose(candidates, extract)
-        return vote(candidates, extract, weighted=True)
-
-    def _expand(self, node: StateNode, case: Case) -> Generator[Request, Any, list[StateNode]]:
+    def _expand(self, node: StateNode, case: Case) -> Requests[list[StateNode]]:
         """The children of a state, equal ones left out, rated."""
         step = case.step(self.step_tokens, self.delimiter)
         children = yield from expand([node.branch], self.beam_width, step, self.sampling)

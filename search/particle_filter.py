@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from search.base import Case, Request, SearchSteps, StepwiseSearch, expand
+from search.base import Case, Requests, SearchSteps, StepwiseSearch, expand
 from ttc.branch import Branch
 from ttc.checks import PositiveFloat, Probability
 from ttc.errors import InvalidInput, UnusableScores
@@ -73,7 +73,7 @@ class ParticleFilter(StepwiseSearch):
 
     def sweep(
         self, root: Branch, case: Case, reference: Sequence[Branch] = ()
-    ) -> Generator[Request, Any, Weighted]:
+    ) -> Requests[Weighted]:
         """Filter once, and give the last step's particles with what they weigh since the last draw.
 
         reference: the branches of a particle that is given, from the root on. After step t it

@@ -115,8 +115,9 @@ class PhiDecoding(StepwiseSearch):
                 worth = {chain.branch: 0.0 if number == 1 else chain.value for chain in going}
                 children = yield from expand(list(worth), width, step, self.sampling)
                 new = [Chain(b, worth[b.parent]) for b in children if b.parent is not None]
-                new, unlikely = self.likely(new, case.rng)
-                yield Release([candidate.branch for candidate in unlikely])
+                likely = self.likely(new, case.rng)
+                yield Release(_branches(new, likely))
+                new = likely
                 open_ends = [c.branch for c in new if not c.branch.finished]
                 ends = by_parent((yield Expand(open_ends, 1, rest, self.sampling)))
                 for candidate in new:
@@ -137,34 +138,31 @@ class PhiDecoding(StepwiseSearch):
             yield Release([answer.branch])
         return [answer.foresight]
 
-    def likely(
-        self, candidates: list[Chain], rng: np.random.Generator
-    ) -> tuple[list[Chain], list[Chain]]:
+    def likely(self, candidates: list[Chain], rng: np.random.Generator) -> list[Chain]:
         """Pruning in width: the candidates that are looked at further, at least `beam_size`, more
-        by how likely their steps are; and the others."""
+        by how likely their steps are."""
         signals = np.array([signal(candidate.branch) for candidate in candidates])
         if not len(signals):
-            return [], []
+            return []
         keep = signals > signals.mean() - SIGMAS * signals.std() + ROUNDING
         lacking = min(self.beam_size, len(signals)) - int(keep.sum())
         if lacking > 0:
             others = np.flatnonzero(~keep)
             chances = softmax(signals[others] / TEMPERATURE)
             keep[rng.choice(others, lacking, replace=False, p=chances)] = True
-        kept = [c for c, stays in zip(candidates, keep, strict=True) if stays]
-        return kept, [c for c, stays in zip(candidates, keep, strict=True) if not stays]
+        return [c for c, stays in zip(candidates, keep, strict=True) if stays]
 
     def drawn(self, candidates: list[Chain], rng: np.random.Generator) -> list[Chain]:
         """The `beam_size` chains that go on, in the order of the candidates."""
         count = min(self.beam_size, len(candidates))
         better = [candidate for candidate in candidates if candidate.advantage > ROUNDING]
+        enough = len(better) >= count
+        candidates = better if enough else candidates
         chances = softmax([c.advantage / TEMPERATURE for c in candidates])
-        if len(better) >= count:
-            candidates = better
+        if enough:
             labels = clusters([c.text for c in candidates], self.clusters, rng)
             shares = [labels.count(label) / len(labels) for label in labels]
-            likely = softmax([c.advantage / TEMPERATURE for c in candidates])
-            chances = (likely + softmax(shares)) / 2
+            chances = (chances + softmax(shares)) / 2
         places = rng.choice(len(candidates), count, replace=False, p=chances)
         return [candidates[place] for place in sorted(places)]
 

@@ -9,13 +9,11 @@ from itertools import accumulate
 from typing import Literal
 
 from search.base import Case, SearchSteps, StepwiseSearch, expand
-from search.selection import C, Voting, Winner, complete, vote
+from search.selection import C, Voting, Winner, complete
 from ttc.branch import Branch
 from ttc.checks import PositiveFloat
 from ttc.protocols import Aggregation, Extract, Rate, Release
 from ttc.results import comparable
-
-Answer = Literal["weighted_majority", "best"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class REBASE(StepwiseSearch):
     delimiter: str | None = None
     aggregation: Aggregation = "last"
     balance_temperature: PositiveFloat = 0.2
-    answer: Answer = "weighted_majority"
+    answer: Literal["weighted_majority", "best"] = "weighted_majority"
 
     compares_ratings = True
 
@@ -69,9 +67,7 @@ class REBASE(StepwiseSearch):
         return "weighted" if self.answer == "weighted_majority" else None
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
-        if self.voting is None:
-            return super().choose(complete(candidates, extract), extract)
-        return vote(complete(candidates, extract), extract, weighted=True)
+        return super().choose(complete(candidates, extract), extract)
 
 
 def balanced(scores: Sequence[float], budget: int, temperature: float) -> list[int]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from search.base import Case, Request, Search, SearchSteps, expand, until_spent
-from search.selection import C, Winner, ranked, vote
+from search.base import Case, Requests, Search, SearchSteps, expand, until_spent
+from search.selection import ranked, vote
 from search.turns import REVISE, ask
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
@@ -57,9 +56,6 @@ class Revision(Search):
                     chain.append(answer)
         return [_winner(chain, case.extract) for chain in chains]
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
-        return vote(candidates, extract, weighted=True)
-
     def _answers(self, starts: Sequence[Branch], n: int, case: Case) -> SearchSteps:
         step = case.answer(self.max_tokens)
         answers = yield from expand(starts, n, step, self.sampling)
@@ -68,7 +64,7 @@ class Revision(Search):
 
     def _starts(
         self, root: Branch, chains: Sequence[list[Branch]]
-    ) -> Generator[Request, Any, dict[Branch, list[Branch]]]:
+    ) -> Requests[dict[Branch, list[Branch]]]:
         """Where the next attempts start, each with its chain, of the chains that have room. The
         last attempts are let go; what follows keeps their KV."""
         last = [chain[-1] for chain in chains]
@@ -81,9 +77,7 @@ class Revision(Search):
         yield Release(last)
         return {start: chain for start, chain in zip(starts, chains, strict=True) if start}
 
-    def _restart(
-        self, root: Branch, attempts: Sequence[Branch]
-    ) -> Generator[Request, Any, Branch | None]:
+    def _restart(self, root: Branch, attempts: Sequence[Branch]) -> Requests[Branch | None]:
         """The prompt with these attempts, each followed by the feedback; None without room."""
         chain = [root]
         try:

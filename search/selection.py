@@ -94,10 +94,6 @@ def answer_of(candidate: Candidate, extract: Extract) -> str | None:
     return None if text is None else extract(text)
 
 
-def ballots_of(candidates: Sequence[Candidate], extract: Extract) -> list[str | None]:
-    return ballots_by(extract, [answer_of(c, extract) for c in candidates])
-
-
 def samples_of(
     candidates: Sequence[Candidate],
     extract: Extract,

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, expand
-from search.selection import C, Voting, Winner, vote
+from search.selection import C, Voting, Winner
 from search.tool_votes import ToolVote, vote_on_calls
-from ttc.backend import Need
 from ttc.branch import Branch
 from ttc.protocols import Aggregation, Extract, Rate
 
@@ -18,7 +17,6 @@ class SelfConsistency(Search):
     """`n` samples; the answer with most votes, or with `weighted` the highest total score.
 
     weighted: votes weigh their score.
-    statistics: keep what selection rules by the model's own confidence need (see `Step`).
     tool_vote: vote on calls of tools that are left to the caller: by the tools' names, by their
         arguments, or first by the names ("tool_hierarchical"). exclude_args: arguments that have no
         say in it, as times and numbers of requests.
@@ -49,10 +47,6 @@ class SelfConsistency(Search):
             return None
         return "weighted" if self.weighted else "majority"
 
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return ("statistics",) if self.statistics else ()
-
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.answer(self.max_tokens, self.statistics)
         branches = yield from expand([root], self.n, step, self.sampling)
@@ -65,4 +59,4 @@ class SelfConsistency(Search):
             return vote_on_calls(
                 candidates, extract, self.weighted, self.tool_vote, self.exclude_args
             )
-        return vote(candidates, extract, self.weighted)
+        return super().choose(candidates, extract)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from ttc.backend import Backend, Batch, Need, Purpose, Tokens
 from ttc.branch import Branch
@@ -13,9 +13,6 @@ from ttc.sampling import SAMPLED, Sampling
 from ttc.step import Step
 from ttc.task import Passes, Task
 from ttc.tree.branch import by_model
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class SeveralModels(Backend):
@@ -91,31 +88,32 @@ class SeveralModels(Backend):
             tokens = [tokens_per_branch[place] for place in places]
             return backend.extend([branches[place] for place in places], tokens, purpose=purpose)
 
-        return self._each(branches, extended, lambda _: None)
+        return self._each(branches, extended)
 
     def _each(
         self,
         branches: Sequence[Branch],
-        call: Callable[[Backend, list[int]], Task[T]],
-        join: Callable[[list[tuple[list[int], T]]], R],
-    ) -> Task[R]:
-        """One task of a call of each backend on its own branches. join: its result, of theirs and
-        the places of their branches."""
+        call: Callable[[Backend, list[int]], Task[Any]],
+    ) -> Task[Any]:
+        """One task of a call of each backend on its own branches; it gives what they have given for
+        each branch, if anything."""
         owners = self._owners(branches)
-        tasks: list[Task[T]] = []
+        tasks: list[Task[Any]] = []
         with on_failure(lambda: list(map(Task.close, tasks))):
             for backend, places in owners:
                 tasks.append(call(backend, places))
 
-        def passes() -> Passes[R]:
-            results = []
+        def passes() -> Passes[Any]:
+            given: dict[int, Any] = {}
             try:
                 for (_, places), task in zip(owners, tasks, strict=True):
-                    results.append((places, (yield from task.passes())))
+                    rows = yield from task.passes()
+                    if rows is not None:
+                        given |= zip(places, rows, strict=True)
             finally:
                 for task in tasks:
                     task.close()
-            return join(results)
+            return [given[place] for place in sorted(given)]
 
         return Task(branches, passes())
 
@@ -133,17 +131,7 @@ class SeveralModels(Backend):
             before = None if given is None else [given[i] for i in places]
             return backend.score(own, texts, given=before, exit=exit, report=report)
 
-        def in_order(
-            results: list[tuple[list[int], list[list[list[float]]]]],
-        ) -> list[list[list[float]]]:
-            scores = {
-                place: row
-                for places, rows in results
-                for place, row in zip(places, rows, strict=True)
-            }
-            return [scores[place] for place in range(len(branches))]
-
-        return self._each(branches, scored, in_order)
+        return self._each(branches, scored)
 
     def release(self, branches: Iterable[Branch]) -> None:
         branches = list(branches)

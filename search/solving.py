@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
@@ -125,7 +126,7 @@ def solve(
     problems = [as_problem(problem)] if single else as_problems(problem)
     results: dict[int, Result] = {}
     events = _events(engine, config, problems, concurrency, max_rows, strict=single)
-    try:
+    with closing(events):  # lets go of what an exception left
         for index, progress in events:
             if on_step is not None:
                 on_step(progress)
@@ -133,8 +134,6 @@ def solve(
                 results[index] = progress.result
                 if on_result is not None:
                     on_result(progress.result)
-    finally:
-        events.close()  # lets go of what an exception left
     return results[0] if single else [results[i] for i in range(len(problems))]
 
 
@@ -174,12 +173,10 @@ def results_of(
 
 
 def _results(events: Events) -> Generator[Result, None, None]:
-    try:
+    with closing(events):
         for _, progress in events:
             if progress.result is not None:
                 yield progress.result
-    finally:
-        events.close()
 
 
 def stream(
@@ -238,14 +235,12 @@ def _events(
 
 
 def _progress(events: Events) -> Iterator[Progress]:
-    try:
+    with closing(events):
         for _, progress in events:
             yield progress
-    finally:
-        events.close()
 
 
-def _one_backend(engine: Backend | Mapping[str, Backend]) -> Backend:
+def _one_backend(engine: Engines) -> Backend:
     if not isinstance(engine, Mapping):
         return engine
     from search.several_models import SeveralModels

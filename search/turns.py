@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from search.base import Request
+from search.base import Requests
 from ttc.branch import Branch
 from ttc.errors import ContextExceeded
 from ttc.protocols import Append
@@ -16,7 +15,7 @@ REVISE = (
 )
 
 
-def ask(branches: Sequence[Branch], words: str) -> Generator[Request, Any, list[Branch | None]]:
+def ask(branches: Sequence[Branch], words: str) -> Requests[list[Branch | None]]:
     """Put `words`, as the user's next message, after each answer; None where the model's context
     has no room for them. Use it as `asked = yield from ask(answers, words)`."""
     try:

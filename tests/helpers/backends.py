@@ -12,6 +12,7 @@ from ttc.branch import Branch
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.task import Task
+from ttc.usage import Usage
 
 
 class FakeBackend(Backend):
@@ -197,3 +198,11 @@ class Dictated(FakeBackend):
         branch.usage.generated_tokens += len(rest[:limit])
         branch.finish_reason = "eos" if len(rest) <= limit else None
         branch.end_step(branch.finish_reason or "length")
+
+
+def branch_of(text: str = "", score: float | None = None) -> Branch:
+    """A branch of no backend, with what it has written and its score."""
+    branch = Branch([0], None, 0, Usage(), lambda tokens: "".join(map(chr, tokens)))
+    branch.tokens += map(ord, text)
+    branch.score = score
+    return branch

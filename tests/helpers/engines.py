@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,6 +63,26 @@ def forked(engine: Engine, n: int) -> list[Branch]:
     branches = engine.fork(root, n)
     engine.release([root])
     return branches
+
+
+@contextmanager
+def at_pass(
+    engine: Engine, number: int = 0, act: Callable[[], object] = lambda: None
+) -> Iterator[list[int]]:
+    """Something happens while the model makes a pass. Gives the rows of each pass."""
+    forward, passes = engine.runner.forward, list[int]()
+
+    def counted(tokens: Any, *rest: Any) -> Any:
+        passes.append(len(tokens))
+        if len(passes) == number:
+            act()
+        return forward(tokens, *rest)
+
+    engine.runner.forward = counted  # type: ignore[method-assign]
+    try:
+        yield passes
+    finally:
+        engine.runner.forward = forward  # type: ignore[method-assign]
 
 
 def fail_at(engine: Engine, call: int) -> Callable[..., torch.Tensor]:

@@ -51,15 +51,20 @@ class Scripted(FakeBackend):
 
 
 class Scores:
-    """Rates a branch by a function of it."""
+    """Rates a branch by a function of it, which gives a score or one for each step. gone: the
+    branches that it was told are let go of."""
 
-    def __init__(self, of: Callable[[Branch], float]):
-        self.of = of
+    def __init__(self, of: Callable[[Branch], Any]):
+        self.of, self.gone = of, list[Branch]()
 
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> list[list[float]]:
-        return [[self.of(branch)] for branch in branches]
+        given = [self.of(branch) for branch in branches]
+        return [scores if isinstance(scores, list) else [scores] for scores in given]
+
+    def released(self, branches: Sequence[Branch]) -> None:
+        self.gone += branches
 
 
 def continued(result: Result) -> list[Path]:

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 
 from search import BestOfN, Greedy, SelfConsistency, admission, solve
-from search.admission import ProblemAdmission
-from search.config import SearchConfig
 from search.driver import Driver
-from search.options import SolveOptions
+from tests.helpers.drivers import add, driver_of, run
 from tests.helpers.engines import make_engine
 from tests.helpers.offloading import KIB
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tiers import some_quick
-from ttc import Engine, Problem, Resident
+from ttc import Engine, Resident
 from ttc.memory import storage
 
 LIMIT = 32_000
@@ -34,22 +32,21 @@ class Asks:
 
 
 def driver(engine: Engine, search: Any, problems: int, **options: Any) -> Driver:
-    driving = Driver(engine, ProblemAdmission.of(engine))
-    config = SearchConfig.of(search, engine, SolveOptions.of(**options))
+    driving = driver_of(engine)
     for number in range(problems):
-        driving.add(Problem(f"{number} + 1"), config)
+        add(driving, search, f"{number} + 1", **options)
     return driving
 
 
 def test_a_limit_that_nobody_reaches_keeps_no_problem_waiting() -> None:
     engine = make_engine(context=2 * LIMIT, memory=Resident(40_000 * TOKEN))
     driving = driver(engine, BestOfN(n=4, max_tokens=LIMIT), 12, verifier=Asks(), end=ENDS)
-    most, results = 0, []
+    most, results = 0, dict[int, Any]()
     while driving.busy:
-        results += [progress.result for _, progress in driving.step() if progress.result]
+        results |= run(driving, 1)
         most = max(most, len(driving.active))
     assert most >= 8  # by their limits one alone would need 256,000 tokens
-    assert len(results) == 12 and not any(result.error for result in results)
+    assert len(results) == 12 and not any(result.error for result in results.values())
     assert_nothing_left(engine, [])
 
 
@@ -77,10 +74,8 @@ def test_what_was_thought_too_little_changes_no_result(
     monkeypatch.setattr(storage, "LEAST_TOKENS", 2)
     problems = [f"{number} + 1" for number in range(5)]
     search = BestOfN(n=3, max_tokens=60)
-    roomy, tight = (
-        make_engine(context=256),
-        make_engine(context=256, memory=Resident((160 + spare) * TOKEN)),
-    )
+    roomy = make_engine(context=256)
+    tight = make_engine(context=256, memory=Resident((160 + spare) * TOKEN))
     expected, found = (
         solve(search, problem=problems, engine=engine, verifier=Asks(), seed=3)
         for engine in (roomy, tight)

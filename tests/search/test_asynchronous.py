@@ -13,7 +13,7 @@ import pytest
 
 from search import Greedy, SelfConsistency, asolve, astream, solve, stream
 from tests.helpers.backends import FakeBackend
-from tests.helpers.engines import make_engine
+from tests.helpers.engines import at_pass, make_engine
 from tests.helpers.ownership import assert_nothing_left
 from ttc.results import Progress
 from ttc.text.prompt import PromptTemplate
@@ -29,34 +29,6 @@ def test_asolve_gives_what_solve_gives() -> None:
     for one, other in zip(given, expected, strict=True):
         assert [b.tokens for b in one.branches] == [b.tokens for b in other.branches]
         assert one.answer == other.answer and one.stopped is None
-
-
-def test_a_task_that_is_cancelled_again_waits_for_its_search_too() -> None:
-    engine = make_engine(context=8192)
-    begun, cancelled = threading.Event(), threading.Event()
-    forward = engine.runner.forward
-
-    def held(*given: Any) -> Any:
-        begun.set()
-        assert cancelled.wait(100)
-        return forward(*given)
-
-    engine.runner.forward = held  # type: ignore[method-assign]
-
-    async def left() -> None:
-        task = asyncio.create_task(asolve(LONG, problem="1", engine=engine, template=PLAIN))
-        assert await asyncio.to_thread(begun.wait, 100)
-        for _ in range(3):
-            task.cancel()
-            await asyncio.sleep(0)
-        assert not task.done()
-        cancelled.set()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 100)
-        assert engine.kv_bytes() == 0
-
-    asyncio.run(left())
-    assert_nothing_left(engine, [])
 
 
 def test_a_timeout_is_a_cancelled_task() -> None:
@@ -131,16 +103,8 @@ def test_an_astream_raises_what_its_search_raises() -> None:
 
 
 def test_each_token_is_told_as_it_comes() -> None:
-    engine = make_engine(context=160)
-    events = list(
-        stream(
-            SelfConsistency(n=2, max_tokens=6),
-            problem="1",
-            engine=engine,
-            tokens=True,
-            template=PLAIN,
-        )
-    )
+    engine, search = make_engine(context=160), SelfConsistency(n=2, max_tokens=6)
+    events = list(stream(search, problem="1", engine=engine, tokens=True, template=PLAIN))
     result = events[-1].result
     assert result is not None
     lengths = [len(branch.generated) for branch in result.branches]
@@ -151,38 +115,31 @@ def test_each_token_is_told_as_it_comes() -> None:
     last = {node.id: node for node in result.tree}
     for event in wrote:
         for node in event.nodes:
-            assert (
-                last[node.id].text.startswith(node.text)
-                and last[node.id].token_ids[: node.tokens] == node.token_ids
-            )
+            assert last[node.id].text.startswith(node.text)
+            assert last[node.id].token_ids[: node.tokens] == node.token_ids
 
 
-def test_a_task_that_is_cancelled_ends_its_search_within_a_pass() -> None:
-    engine = make_engine(context=8192)
-    passes, begun, cancelled = list[int](), threading.Event(), threading.Event()
-    forward = engine.runner.forward
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_task_that_is_cancelled_waits_for_its_search_which_ends_within_a_pass(times: int) -> None:
+    engine, begun, cancelled = make_engine(context=8192), threading.Event(), threading.Event()
 
-    def counted(tokens: Any, *rest: Any) -> Any:
-        passes.append(len(tokens))
-        if len(passes) == 5:
-            begun.set()
-            assert cancelled.wait(100)
-        return forward(tokens, *rest)
+    def hold() -> None:
+        begun.set()
+        assert cancelled.wait(100)
 
-    engine.runner.forward = counted  # type: ignore[method-assign]
-
-    async def left() -> int:
+    async def left() -> None:
         task = asyncio.create_task(asolve(LONG, problem="1", engine=engine, template=PLAIN))
         assert await asyncio.to_thread(begun.wait, 100)
-        task.cancel()
-        await asyncio.sleep(0)  # the task hears of it
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)  # the task hears of it
+        assert not task.done()
         cancelled.set()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, 100)
         assert engine.kv_bytes() == 0
-        made = len(passes)
-        await asyncio.sleep(0.05)
-        return len(passes) - made
 
-    assert asyncio.run(left()) == 0 and len(passes) == 5
+    with at_pass(engine, 5, hold) as passes:
+        asyncio.run(left())
+        assert len(passes) == 5
     assert_nothing_left(engine, [])

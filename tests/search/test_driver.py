@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,11 +25,12 @@ from search import (
     solve,
 )
 from search.selection import ranked, vote
+from tests.helpers.backends import FakeBackend, branch_of
+from tests.helpers.scripted import Scores
 from tests.helpers.tiers import examples
 from ttc import InvalidInput
 from ttc.branch import Branch
 from ttc.protocols import Verifier
-from ttc.usage import Usage
 from verifiers import (
     ArithmeticVerifier,
     ConfidenceGatedVerifier,
@@ -38,29 +41,17 @@ from verifiers import (
 BEAM = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=4)
 
 
-class StepLength:
+def lengths(branch: Branch) -> list[float]:
     """Each step scores its number of commas plus a tenth of its length."""
-
-    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-        return [[step.count(",") + len(step) / 10 for step in branch.steps] for branch in branches]
+    return [step.count(",") + len(step) / 10 for step in branch.steps]
 
 
-class FailsLater(StepLength):
-    """Goes wrong on the question "bad", from the second step on."""
+LENGTHS = Scores(lengths)
 
-    def __init__(self, how: str):
-        self.how = how
 
-    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-        scores = super().rate(branches, questions, backend)
-        bad = [i for i, q in enumerate(questions) if q == "bad" and len(branches[i].step_ends) > 1]
-        if bad and self.how == "raise":
-            raise RuntimeError("no weights")
-        if bad and self.how == "count":
-            return scores[:-1]
-        for i in bad:
-            scores[i] = {"nan": [math.nan], "inf": [math.inf], "empty": []}[self.how]
-        return scores
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend()
 
 
 def seen(result: Result) -> Any:
@@ -69,48 +60,37 @@ def seen(result: Result) -> Any:
     return result.answer, rows, result.tree, result.error
 
 
-def rated(score: float | None, text: str = "") -> Branch:
-    branch = Branch([0], None, 0, Usage(), lambda tokens: "".join(map(chr, tokens)))
-    branch.tokens += map(ord, text)
-    branch.score = score
-    return branch
-
-
 # ---------------------------------------------------------------- verifiers that fail
 
 
-@pytest.mark.parametrize("how", ["raise", "count", "nan", "inf", "empty"])
-def test_a_verifier_that_fails_in_the_second_step(
-    how: str, backend: Any, make_backend: Callable[[], Any]
-) -> None:
-    good, bad, other = solve(
-        BEAM, engine=backend, verifier=FailsLater(how), problem=["good", "bad", "other"]
-    )
-    assert bad.error is not None and bad.error.startswith("VerifierError: FailsLater ")
-    assert {"raise": "RuntimeError: no weights", "nan": "nan", "inf": "inf"}.get(
-        how, "ratings for"
-    ) in bad.error
-    assert max(len(b.step_ends) for b in bad.branches) == 2
-    assert not backend.live
-    for result, question in ((good, "good"), (other, "other")):
-        assert result.error is None
-        assert seen(result) == seen(
-            solve(BEAM, engine=make_backend(), verifier=StepLength(), problem=question)
-        )
+class FailsLater(Scores):
+    """Goes wrong on the question "bad", from the second step on."""
+
+    def __init__(self, how: Any):
+        super().__init__(lengths)
+        self.how = how
+
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        scores = super().rate(branches, questions, backend)
+        bad = [i for i, q in enumerate(questions) if q == "bad" and len(branches[i].step_ends) > 1]
+        if bad and isinstance(self.how, Exception):
+            raise self.how
+        if bad and self.how == "too few":
+            return scores[:-1]
+        for i in bad:
+            scores[i] = self.how
+        return scores
 
 
-class CannotLetGo(StepLength):
+class CannotLetGo(Scores):
     """Goes wrong when it is told that branches of the question "bad" are gone."""
 
     def __init__(self) -> None:
+        super().__init__(lengths)
         self.bad: set[Branch] = set()
 
     def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-        self.bad |= {
-            branch
-            for branch, question in zip(branches, questions, strict=True)
-            if question == "bad"
-        }
+        self.bad |= {b for b, q in zip(branches, questions, strict=True) if q == "bad"}
         return super().rate(branches, questions, backend)
 
     def released(self, branches: Sequence[Branch]) -> None:
@@ -118,70 +98,68 @@ class CannotLetGo(StepLength):
             raise RuntimeError("lost its cache")
 
 
-class CannotPrice(StepLength):
+class CannotPrice(Scores):
     """Does not know what the question "bad" costs."""
 
     def __init__(self, price: Any) -> None:
+        super().__init__(lengths)
         self.given = price
 
-    def price(self, branches: Any, questions: Any, backend: Any) -> int:
-        if "bad" not in questions:
-            return 1
-        if isinstance(self.given, Exception):
+    def price(self, branches: Any, questions: Any, backend: Any) -> Any:
+        if "bad" in questions and isinstance(self.given, Exception):
             raise self.given
-        return self.given  # type: ignore[no-any-return]
+        return self.given if "bad" in questions else 1
 
 
-@pytest.mark.parametrize("search", [BEAM, BestOfN(n=3, max_tokens=4)], ids=["beams", "once"])
-@pytest.mark.parametrize(
-    ("price", "why"),
-    [
-        (KeyError("bad"), "CannotPrice.price raised KeyError: 'bad'"),
-        ("dear", "CannotPrice.price returned 'dear'; give the most tokens"),
-        (-1, "CannotPrice.price returned -1; give the most tokens"),
-    ],
-    ids=["raises", "text", "negative"],
-)
-def test_a_verifier_that_cannot_say_its_price_fails_its_problem(
-    search: Any, price: Any, why: str, backend: Any, make_backend: Callable[[], Any]
+ONCE = BestOfN(n=3, max_tokens=4)
+FAULTS: list[tuple[Search, Verifier, str]] = [
+    (BEAM, FailsLater(RuntimeError("no weights")), " raised RuntimeError: no weights"),
+    (BEAM, FailsLater([]), " returned . ratings for"),
+    (BEAM, FailsLater("too few"), " returned . ratings for"),
+    (BEAM, FailsLater([math.nan]), " returned the score .nan"),
+    (BEAM, FailsLater([math.inf]), " returned the score .inf"),
+    *(
+        (search, CannotPrice(price), f".price {why}")
+        for search in (BEAM, ONCE)
+        for price, why in (
+            (KeyError("bad"), "raised KeyError: 'bad'"),
+            ("dear", "returned 'dear'; give the most tokens"),
+            (-1, "returned -1; give the most tokens"),
+        )
+    ),
+    (BEAM, CannotLetGo(), ".released raised RuntimeError: lost its cache"),
+    (ONCE, CannotLetGo(), ".released raised RuntimeError: lost its cache"),
+]
+
+
+@pytest.mark.parametrize(("search", "verifier", "why"), FAULTS)
+def test_a_verifier_that_fails_fails_its_problem_alone(
+    search: Search, verifier: Any, why: str, backend: Any
 ) -> None:
-    problem, limit = ["good", "bad", "other"], 100_000
     good, bad, other = solve(
-        search, engine=backend, verifier=CannotPrice(price), problem=problem, max_tokens=limit
+        search,
+        engine=backend,
+        verifier=verifier,
+        problem=["good", "bad", "other"],
+        max_tokens=10**5,
     )
-    assert bad.error is not None and bad.error.startswith(f"VerifierError: {why}")
-    assert not backend.live
+    assert re.match(f"VerifierError: {type(verifier).__name__}{why}", str(bad.error))
+    assert not backend.live and (bad.branches or isinstance(verifier, CannotPrice))
     for result, question in ((good, "good"), (other, "other")):
         assert result.error is None
-        alone = solve(search, engine=make_backend(), verifier=StepLength(), problem=question)
+        alone = solve(search, engine=FakeBackend(), verifier=LENGTHS, problem=question)
         assert seen(result) == seen(alone)
 
 
-@pytest.mark.parametrize("search", [BEAM, BestOfN(n=3, max_tokens=4)], ids=["during", "at the end"])
-def test_a_verifier_that_cannot_let_go_fails_its_problem(
-    search: Any, backend: Any, make_backend: Callable[[], Any]
-) -> None:
-    good, bad, other = solve(
-        search, engine=backend, verifier=CannotLetGo(), problem=["good", "bad", "other"]
-    )
-    assert str(bad.error).startswith(
-        "VerifierError: CannotLetGo.released raised RuntimeError: lost its cache"
-    )
-    assert bad.branches and not backend.live
-    for result, question in ((good, "good"), (other, "other")):
-        assert result.error is None
-        assert seen(result) == seen(
-            solve(search, engine=make_backend(), verifier=StepLength(), problem=question)
-        )
-
-
 def test_a_failed_search_gives_its_best_so_far(backend: Any) -> None:
-    result = solve(
-        BestOfN(n=4, max_tokens=5), engine=backend, verifier=FailsLater("raise"), problem="bad"
+    verifier = FailsLater(RuntimeError("no weights"))
+    result: Any = solve(
+        BestOfN(n=4, max_tokens=5), engine=backend, verifier=verifier, problem="bad"
     )
     assert result.error is None and result.best.score == max(b.score for b in result.branches)
-    result = solve(BEAM, engine=backend, verifier=FailsLater("raise"), problem="bad")
+    result = solve(BEAM, engine=backend, verifier=verifier, problem="bad")
     assert result.error is not None and result.best is result.branches[0]
+    assert max(len(b.step_ends) for b in result.branches) == 2
     assert all(n.score is None for n in result.tree if n.status == "kept")
 
 
@@ -192,7 +170,7 @@ def test_a_failed_search_gives_its_best_so_far(backend: Any) -> None:
 def test_nothing_stays_live_when_generate_raises(step: int, backend: Any) -> None:
     backend.fail_at = step
     with pytest.raises(RuntimeError, match="device lost"):
-        solve(BEAM, engine=backend, verifier=StepLength(), problem=["a", "b", "c"])
+        solve(BEAM, engine=backend, verifier=LENGTHS, problem=["a", "b", "c"])
     assert len(backend.calls) == step
     assert not backend.live
 
@@ -205,15 +183,9 @@ def test_an_interrupt_while_others_are_under_way(concurrency: int, backend: Any)
         finished.append(result)
         raise KeyboardInterrupt
 
+    options = {"concurrency": concurrency, "on_result": interrupt}
     with pytest.raises(KeyboardInterrupt):
-        solve(
-            BEAM,
-            engine=backend,
-            verifier=StepLength(),
-            problem=list("abcd"),
-            concurrency=concurrency,
-            on_result=interrupt,
-        )
+        solve(BEAM, engine=backend, verifier=LENGTHS, problem=list("abcd"), **options)
     assert len(finished) == 1
     assert not backend.live
 
@@ -221,47 +193,35 @@ def test_an_interrupt_while_others_are_under_way(concurrency: int, backend: Any)
 def test_only_what_can_still_go_on_is_live(backend: Any) -> None:
     sizes: list[int] = []
 
-    class Watching(StepLength):
-        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-            sizes.append(len(backend.live))
-            return super().rate(branches, questions, backend)
+    def watching(branch: Branch) -> list[float]:
+        sizes.append(len(backend.live))
+        return lengths(branch)
 
-    solve(BEAM, engine=backend, verifier=Watching(), problem="q")
+    solve(BEAM, engine=backend, verifier=Scores(watching), problem="q")
     assert sizes[0] == 6  # the children; the root was let go before they were rated
-    assert len(sizes) > 1 and max(sizes) <= 6
+    assert len(sizes) > 6 and max(sizes) <= 6
 
 
 # ---------------------------------------------------------------- budgets
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
-def test_the_call_budget_ends_where_a_shorter_search_does(
-    calls: int, backend: Any, make_backend: Callable[[], Any]
-) -> None:
-    result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q", max_calls=calls)
-    short = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=calls)
-    answer, rows, tree, error = seen(
-        solve(short, engine=make_backend(), verifier=StepLength(), problem="q")
-    )
-    assert error is None and result.error is None and result.stopped == "max_calls"
-    assert seen(result)[:3] == (answer, rows, tree)
+def test_the_call_budget_ends_where_a_shorter_search_does(calls: int, backend: Any) -> None:
+    result = solve(BEAM, engine=backend, verifier=LENGTHS, problem="q", max_calls=calls)
+    short = replace(BEAM, max_steps=calls)
+    assert seen(result) == seen(solve(short, engine=FakeBackend(), verifier=LENGTHS, problem="q"))
+    assert result.error is None and result.stopped == "max_calls"
     assert len(backend.calls) == calls
 
 
 # ---------------------------------------------------------------- beam search
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        BeamSearch(beam_size=2, beam_width=3, step_tokens=4, max_steps=4),
-        BestFirst(max_steps=4, finish=3),
-    ],
-)
+@pytest.mark.parametrize("search", [BEAM, BestFirst(max_steps=4, finish=3)])
 def test_what_a_gate_stopped_is_pruned(
     search: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = backend.generate
+    plain, rated = backend.generate, list[Branch]()
 
     def gated(branches: Any, *args: Any, **options: Any) -> None:
         plain(branches, *args, **options)
@@ -269,27 +229,18 @@ def test_what_a_gate_stopped_is_pruned(
             branch.finish_reason = "gate"
 
     monkeypatch.setattr(backend, "generate", gated)
-    rated: list[Any] = []
-
-    class Counting:
-        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-            rated.extend(branches)
-            return [[1.0]] * len(branches)
-
-    result = solve(search, problem="1 + 1 = ?", engine=backend, verifier=Counting())
+    verifier = Scores(lambda branch: rated.append(branch) or 1.0)
+    result: Any = solve(search, problem="1 + 1 = ?", engine=backend, verifier=verifier)
     assert rated and not any(branch.gated for branch in [*rated, *result.branches])
     assert not backend.live and result.best is not None
     assert {node.status for node in result.tree if node.score is None} <= {"root", "pruned"}
 
 
 def test_a_product_of_negative_scores_is_refused(backend: Any) -> None:
-    class Log:
-        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-            return [[-2.0, -0.1]] * len(branches)
-
+    log = Scores(lambda branch: [-2.0, -0.1])
     for how, fine in (("product", False), ("mean", True)):
         search = BestOfN(n=2, max_tokens=4, aggregation=how)  # type: ignore[arg-type]
-        result = solve(search, problem="1 + 1 = ?", engine=backend, verifier=Log())
+        result = solve(search, problem="1 + 1 = ?", engine=backend, verifier=log)
         assert (result.error is None) == fine
         assert fine or "below zero" in str(result.error)
 
@@ -316,14 +267,10 @@ def test_scores_that_are_of_no_use_are_refused_before_any_work(
 
 
 def test_a_finished_beam_is_kept_in_a_tie_against_a_longer_one(backend: Any) -> None:
-    class Grading:
-        """A finished branch 1, the others 1 too from the second step on."""
-
-        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-            return [[float(b.finished or len(b.step_ends) > 1)] for b in branches]
-
+    """A finished branch rates 1, the others too from the second step on."""
+    grading = Scores(lambda branch: float(branch.finished or len(branch.step_ends) > 1))
     search = BeamSearch(beam_size=6, beam_width=4, step_tokens=2, max_steps=2)
-    result = solve(search, engine=backend, verifier=Grading(), problem="q")
+    result = solve(search, engine=backend, verifier=grading, problem="q")
     first = [n.path for n in result.tree if len(n.path) == 1 and n.score == 1]
     assert 0 < len(first) < 6
     paths = [list(b.path) for b in result.branches]
@@ -333,7 +280,7 @@ def test_a_finished_beam_is_kept_in_a_tie_against_a_longer_one(backend: Any) -> 
 
 def test_a_delimiter_ends_a_step_and_an_end_string_the_branch(backend: Any) -> None:
     search = BeamSearch(beam_size=3, beam_width=2, step_tokens=50, max_steps=3, delimiter=",")
-    result = solve(search, engine=backend, verifier=StepLength(), problem="q")
+    result = solve(search, engine=backend, verifier=LENGTHS, problem="q")
     steps = [step for branch in result.branches for step in branch.steps]
     assert steps and all(step.find(",") in (-1, len(step) - 1) for step in steps)
     result = solve(Greedy(max_tokens=400), engine=backend, problem="q", end=[","])
@@ -344,7 +291,7 @@ def test_a_delimiter_ends_a_step_and_an_end_string_the_branch(backend: Any) -> N
 
 
 def test_every_node_of_the_tree(backend: Any) -> None:
-    result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q")
+    result = solve(BEAM, engine=backend, verifier=LENGTHS, problem="q")
     nodes = result.tree
     assert [n.id for n in nodes] == list(range(len(nodes)))
     assert {n.status for n in nodes} <= {"root", "expanded", "pruned", "kept", "finished"}
@@ -367,7 +314,7 @@ def test_every_node_of_the_tree(backend: Any) -> None:
 @settings(max_examples=examples(30))
 @given(st.lists(st.one_of(st.none(), st.integers(0, 3).map(float)), max_size=8))
 def test_ranking_is_stable_with_the_unrated_last(scores: list[float | None]) -> None:
-    branches = [rated(score) for score in scores]
+    branches = [branch_of(score=score) for score in scores]
     order = sorted(range(len(scores)), key=lambda i: (scores[i] is None, -(scores[i] or 0), i))
     assert [id(b) for b in ranked(branches)] == [id(branches[i]) for i in order]
 
@@ -383,7 +330,7 @@ def test_ranking_is_stable_with_the_unrated_last(scores: list[float | None]) -> 
 )
 def test_votes_against_a_reference(pairs: list[tuple[str, int]]) -> None:
     same = {"3.0": "3", "$3": "3", "1,000": "1000"}
-    candidates = [rated(score / 4, text) for text, score in pairs]
+    candidates = [branch_of(text, score / 4) for text, score in pairs]
     for weighted in (False, True):
         totals: dict[str, int] = {}  # in quarters
         for text, score in pairs:
@@ -409,23 +356,20 @@ def test_refused_before_any_work(backend: Any) -> None:
     assert not backend.calls and not backend.live
 
 
-def test_unusable_problems_between_good_ones(backend: Any, make_backend: Callable[[], Any]) -> None:
-    order: list[str] = []
-    questions = ["a", "", "x" * 600, "b"]
-    results = solve(
-        Greedy(max_tokens=6),
+def test_unusable_problems_between_good_ones(backend: Any) -> None:
+    order, questions, search = list[str](), ["a", "", "x" * 600, "b"], Greedy(max_tokens=6)
+    results: Any = solve(
+        search,
         engine=backend,
         problem=questions,
-        on_result=lambda r: order.append(r.problem.question),
+        on_result=lambda result: order.append(result.problem.question),
     )
     assert [r.problem.question for r in results] == questions and sorted(order) == sorted(questions)
     assert "question is empty" in results[1].error and "longer than 500" in results[2].error
     for result in (results[0], results[3]):
-        assert seen(result) == seen(
-            solve(Greedy(max_tokens=6), engine=make_backend(), problem=result.problem)
-        )
+        assert seen(result) == seen(solve(search, engine=FakeBackend(), problem=result.problem))
     for question in questions[1:3]:
         with pytest.raises(InvalidInput):
-            solve(Greedy(), engine=backend, problem=question)
-    assert solve(Greedy(), engine=backend, problem=[]) == []
+            solve(search, engine=backend, problem=question)
+    assert solve(search, engine=backend, problem=[]) == []
     assert not backend.live

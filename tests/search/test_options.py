@@ -14,7 +14,7 @@ from search.config import SearchConfig
 from search.options import BUDGET_NAMES, OPTION_NAMES, CallKeywords, SolveKeywords, SolveOptions
 from search.solving import results_of
 from tests.helpers.backends import FakeBackend
-from tests.helpers.searches import Costly
+from tests.helpers.searches import Costly, seen
 from ttc import InvalidInput
 
 CALL = ("concurrency", "max_rows", "on_result", "on_step")
@@ -25,11 +25,8 @@ def test_type_checkers_and_the_program_know_the_same_options() -> None:
     for kind in (SolveOptions, Budget):
         types = get_type_hints(kind)
         assert {field.name: types[field.name] for field in fields(kind)}.items() <= declared.items()
-    assert (
-        {*declared}
-        == {*OPTION_NAMES}
-        == {field.name for field in fields(SolveOptions)} | {*BUDGET_NAMES}
-    )
+    own = {field.name for field in fields(SolveOptions)}
+    assert {*declared} == {*OPTION_NAMES} == own | {*BUDGET_NAMES}
     assert {*get_type_hints(CallKeywords)} == {*declared, *CALL}
 
 
@@ -71,9 +68,27 @@ def test_a_wrong_option_is_answered_with_the_list_of_the_right_ones(
             "budget= holds max_calls, reserve already",
         ),
         ({"max_calls": 0}, "max_calls=0 must be at least 1"),
+        ({"max_calls": 2.0}, "max_calls=2.0 is of type float"),
+        ({"max_tokens": "9"}, "max_tokens='9' is of type str; give a whole number or None"),
+        ({"max_generated_tokens": 0}, "max_generated_tokens=0 must be at least 1"),
+        ({"max_wall_s": 0.0}, "max_wall_s=0.0 must be more than 0"),
+        ({"reserve": None}, "reserve=None is of type NoneType"),
+        ({"reserve": 5}, "give max_tokens or max_calls"),
+        ({"reserve": -1, "max_tokens": 9}, "reserve=-1"),
+        ({"reserve": 9, "max_tokens": 9}, "leaves nothing of max_tokens=9"),
+        ({"reserve": 9, "max_generated_tokens": 8}, "leaves nothing of max_generated_tokens=8"),
+        ({"final_text": "?"}, "give reserve=N"),
+        ({"final_text": 3, "reserve": 1}, "final_text=3 is of type int; give text"),
         ({"answer_kind": "numbers"}, "numbers"),
-        ({"seed": "1"}, "seed='1' is of type str"),
+        ({"answer_kind": 3}, "answer_kind=3 is of type int"),
+        ({"extract": "number"}, "extract='number' cannot be called"),
+        ({"template": "Q: {question}"}, "template='Q: {question}' is of type str"),
+        ({"seed": "1"}, "seed='1' is of type str; give a whole number"),
+        ({"seed": None}, "seed=None is of type NoneType; give a whole number"),
         ({"end": "abc"}, "end='abc' is one string; give a list of strings"),
+        ({"end": 3}, "end=3 is of type int; give a list of strings"),
+        ({"cancel": True}, "cancel=True is of type bool; give a threading.Event"),
+        ({"cancel": "now"}, "cancel='now'"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused_before_any_work(
@@ -83,21 +98,12 @@ def test_options_that_cannot_be_used_are_refused_before_any_work(
         SolveOptions.of(**options)
 
 
-def seen(result: Any) -> Any:
-    return result.answer, [(b.text, b.score) for b in result.branches], result.tree, result.stopped
-
-
 def test_a_whole_budget_and_its_numbers_are_the_same() -> None:
     limits: Any = {"max_tokens": 40, "reserve": 6, "final_text": ",0"}
-    search, verifier = BestOfN(n=5, max_tokens=20), Costly(2)
-    by_name = solve(search, problem="1", engine=FakeBackend(), verifier=verifier, seed=3, **limits)
-    whole = solve(
-        search,
-        problem="1",
-        engine=FakeBackend(),
-        verifier=verifier,
-        seed=3,
-        budget=Budget(**limits),
+    search, rated = BestOfN(n=5, max_tokens=20), {"verifier": Costly(2), "seed": 3}
+    by_name, whole = (
+        solve(search, problem="1", engine=FakeBackend(), **rated, **budget)
+        for budget in (limits, {"budget": Budget(**limits)})
     )
     assert seen(by_name) == seen(whole) and whole.stopped == "max_tokens"
 
@@ -105,18 +111,10 @@ def test_a_whole_budget_and_its_numbers_are_the_same() -> None:
 def test_a_configuration_that_is_made_already_solves_as_solve_does() -> None:
     problems, backend = [Problem(f"{i} + 2", f"p{i}") for i in range(4)], FakeBackend()
     options = SolveOptions(seed=5, end=["9"], budget=Budget(max_calls=1))
-    config = SearchConfig.of(SelfConsistency(n=3, max_tokens=6), backend, options)
-    made = {
-        result.problem.id: seen(result)
-        for result in results_of(backend, config, problems, concurrency=2)
-    }
-    by_name = solve(
-        SelfConsistency(n=3, max_tokens=6),
-        problem=problems,
-        engine=FakeBackend(),
-        seed=5,
-        end=["9"],
-        max_calls=1,
-    )
-    assert made == {result.problem.id: seen(result) for result in by_name}
+    search = SelfConsistency(n=3, max_tokens=6)
+    config = SearchConfig.of(search, backend, options)
+    made = list(results_of(backend, config, problems, concurrency=2))
+    by_name = solve(search, problem=problems, engine=backend, seed=5, end=["9"], max_calls=1)
+    made.sort(key=lambda result: result.problem.id)
+    assert list(map(seen, made)) == list(map(seen, by_name))
     assert config.end == ("9", *config.stops) and config.options.seed == 5

@@ -10,7 +10,6 @@ import math
 import pickle
 import sys
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,34 +34,28 @@ from search import (
 )
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
+from tests.helpers.scripted import Scores
+from tests.helpers.searches import seen
 from ttc import Branch, DecodeGate, InvalidInput, VerifierError
 
 
-class Commas:
-    """Scores a branch by its commas, and remembers what it was told of releases."""
+def commas(branch: Branch) -> float:
+    return float(branch.text.count(","))
 
-    def __init__(self) -> None:
-        self.forgotten: list[Branch] = []
 
-    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-        return [[float(branch.text.count(","))] for branch in branches]
-
-    def released(self, branches: Sequence[Branch]) -> None:
-        self.forgotten += branches
+COMMAS = Scores(commas)
 
 
 def test_a_gated_engine_never_answers_with_what_it_cut_off() -> None:
-    class Brevity(Commas):
+    def brevity(branch: Branch) -> float:
         """Likes what the gate leaves behind."""
-
-        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
-            assert not any(branch.gated for branch in branches)
-            return [[-float(len(branch.generated))] for branch in branches]
+        assert not branch.gated
+        return -float(len(branch.generated))
 
     engine = make_engine(context=160, gate=DecodeGate(theta=0.0, r_gap=0.0))
     search = DiversePrompts(n=4, max_tokens=6, hints=(" So", " First,"))
-    result = solve(search, problem="1 + 1", engine=engine, verifier=Brevity())
-    assert result.best is not None and len(result.best.generated) == 6
+    result: Any = solve(search, problem="1 + 1", engine=engine, verifier=Scores(brevity))
+    assert len(result.best.generated) == 6
     assert [node.tokens for node in result.tree[1:]].count(1) == 3  # cut off after a token
     assert len(result.branches) == 1 and engine.kv_bytes() == 0
 
@@ -73,9 +66,7 @@ class Told(Search):
 
     statistics: Any = True
 
-    @property
-    def needs_verifier(self) -> bool:
-        return False
+    needs_verifier = False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         first = yield Expand([root], 2, Step(3), self.sampling)
@@ -91,30 +82,25 @@ def test_a_step_with_statistics_keeps_the_models_own_entropies() -> None:
             logits = engine.model(torch.tensor([branch.tokens]), use_cache=False).logits[0]
         logprobs = logits[branch.prompt_length - 1 : -1].log_softmax(-1)
         entropies = (-(logprobs.exp() * logprobs).sum(-1)).tolist()
-        assert all(
-            map(
-                math.isnan,
-                branch.entropies[:3] + branch.top_k_logprobs[:3] + branch.self_certainties[:3],
-            )
-        )
-        assert branch.entropies[3:] == pytest.approx(entropies[3:], abs=1e-4)
-        assert branch.top_k_logprobs[3:] == pytest.approx(
-            logprobs[3:].topk(20).values.mean(-1).tolist(), abs=1e-4
-        )
-        certainties = -logprobs[3:].mean(-1) - math.log(logprobs.shape[-1])
-        assert branch.self_certainties[3:] == pytest.approx(certainties.tolist(), abs=1e-4)
+        likeliest = logprobs.topk(20).values.mean(-1).tolist()
+        certainties = (-logprobs.mean(-1) - math.log(logprobs.shape[-1])).tolist()
+        for kept, expected in (
+            (branch.entropies, entropies),
+            (branch.top_k_logprobs, likeliest),
+            (branch.self_certainties, certainties),
+        ):
+            assert all(map(math.isnan, kept[:3]))
+            assert kept[3:] == pytest.approx(expected[3:], abs=1e-4)
     with pytest.raises(InvalidInput, match=r"FakeBackend\.generate offers no statistics"):
         solve(Told(), problem="1 + 1", engine=FakeBackend())
 
 
 def test_a_result_is_plain_values() -> None:
-    result = solve(BestOfN(n=3, max_tokens=5), problem="q", engine=FakeBackend(), verifier=Commas())
+    result = solve(BestOfN(n=3, max_tokens=5), problem="q", engine=FakeBackend(), verifier=COMMAS)
     again = pickle.loads(pickle.dumps(result))
     assert again.to_dict() == result.to_dict() and again.best is again.branches[0]
-    assert (
-        json.loads(json.dumps(result.to_dict(), allow_nan=False))["tree"][1]["score"]
-        == result.tree[1].score
-    )
+    as_json = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert as_json["tree"][1]["score"] == result.tree[1].score
     assert len(repr(result).splitlines()) == 3
     assert result.tree[0].status == "root"
 
@@ -122,24 +108,26 @@ def test_a_result_is_plain_values() -> None:
 def test_a_result_keeps_no_engine_in_memory() -> None:
     engine = make_engine(context=160)
     gone = weakref.ref(engine)
-    result = solve(BestOfN(n=2, max_tokens=3), problem="1 + 2", engine=engine, verifier=Commas())
+    result = solve(
+        BestOfN(n=2, max_tokens=3), problem="1 + 2", engine=engine, verifier=Scores(commas)
+    )
     del engine
     gc.collect()
     assert gone() is None and len(result.branches) == 2
 
 
 def test_a_stream_ends_with_the_result_and_frees_what_is_left() -> None:
-    backend, verifier = FakeBackend(), Commas()
+    backend, verifier = FakeBackend(), Scores(commas)
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=2, max_steps=3)
     events = list(stream(search, problem="q", engine=backend, verifier=verifier))
-    whole = solve(search, problem="q", engine=FakeBackend(), verifier=Commas())
+    whole = solve(search, problem="q", engine=FakeBackend(), verifier=COMMAS)
     assert [e.did for e in events][:2] == ["expanded", "rated"] and events[-1].result is not None
     assert events[-1].result.tree == whole.tree
-    assert len(verifier.forgotten) == len(whole.tree)  # each branch once, the root too
+    assert len(verifier.gone) == len(whole.tree)  # each branch once, the root too
     watched: list[Any] = []
-    solve(search, problem="q", engine=backend, verifier=Commas(), on_step=watched.append)
+    solve(search, problem="q", engine=backend, verifier=COMMAS, on_step=watched.append)
     assert [e.nodes for e in watched] == [e.nodes for e in events]
-    for _ in stream(search, problem="q", engine=backend, verifier=Commas()):
+    for _ in stream(search, problem="q", engine=backend, verifier=COMMAS):
         break
     assert not backend.live
 
@@ -147,14 +135,11 @@ def test_a_stream_ends_with_the_result_and_frees_what_is_left() -> None:
 def test_searches_in_threads_share_an_engine() -> None:
     engine = make_engine(context=160)
     search, questions = BestOfN(n=3, max_tokens=4), ["1 + 2", "3 + 4", "5 + 6"]
-    verifier = Commas()
+    rated = {"engine": engine, "verifier": COMMAS}
 
     async def all_of_them() -> list[Any]:
         return await asyncio.gather(
-            *(
-                asyncio.to_thread(solve, search, problem=q, engine=engine, verifier=verifier)
-                for q in questions
-            )
+            *(asyncio.to_thread(solve, search, problem=q, **rated) for q in questions)
         )
 
     before = sys.getswitchinterval()
@@ -164,46 +149,28 @@ def test_searches_in_threads_share_an_engine() -> None:
         together = asyncio.run(all_of_them())
     finally:
         sys.setswitchinterval(before)
-    alone = [solve(search, problem=q, engine=engine, verifier=verifier) for q in questions]
-    assert [[b.text for b in r.branches] for r in together] == [
-        [b.text for b in r.branches] for r in alone
-    ]
+    alone = [solve(search, problem=q, **rated) for q in questions]
+    assert list(map(seen, together)) == list(map(seen, alone))
     assert engine.kv_bytes() == 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"verifier": Commas}, "verifier=Commas is a class"),
+        ({"verifier": Scores}, "verifier=Scores is a class"),
         ({"verifier": 3}, "verifier=3 is of type int"),
         ({"problem": {"question": "q"}}, "problem is of type dict"),
         ({"engine": "smollm2"}, "engine='smollm2' is of type str"),
         ({"search": "beam"}, "search='beam' is of type str"),
         ({"search": BestOfN}, "search=BestOfN is a class"),
-        ({"template": "Q: {question}"}, "template='Q: {question}' is of type str"),
-        ({"extract": "number"}, "extract='number' cannot be called"),
-        ({"seed": "x"}, "seed='x' is of type str; give a whole number"),
-        ({"seed": None}, "seed=None is of type NoneType; give a whole number"),
-        ({"answer_kind": 3}, "answer_kind=3 is of type int"),
-        ({"end": "nls"}, "end='nls' is one string; give a list"),
-        ({"end": 3}, "end=3 is of type int; give a list of strings"),
-        ({"max_tokens": "9"}, "max_tokens='9' is of type str; give a whole number or None"),
-        ({"max_calls": 2.0}, "max_calls=2.0 is of type float"),
-        ({"reserve": None}, "reserve=None is of type NoneType"),
-        ({"final_text": 3, "reserve": 1}, "final_text=3 is of type int; give text"),
         ({"concurrency": "4"}, "concurrency='4' is of type str"),
         ({"on_result": "print"}, "on_result='print' is of type str; give a function"),
         ({"on_step": 1}, "on_step=1 is of type int; give a function"),
     ],
 )
 def test_wrong_types_are_refused_by_name(options: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {
-        "search": BestOfN(),
-        "problem": "q",
-        "engine": FakeBackend(),
-        "verifier": Commas(),
-    }
-    given |= options
+    given: dict[str, Any] = {"search": BestOfN(), "problem": "q", "engine": FakeBackend()}
+    given |= {"verifier": COMMAS} | options
     with pytest.raises(InvalidInput, match=message):
         solve(given.pop("search"), **given)
 
@@ -212,30 +179,23 @@ def test_wrong_types_are_refused_by_name(options: dict[str, Any], message: str) 
     ("extract", "message"),
     [
         (lambda text: 5, "the answer of extract=5 is of type int; give text, or None for none"),
-        (
-            lambda text: text[999],
-            "extract raised IndexError: string index out of range, on the text",
-        ),
+        (lambda text: text[999], "extract raised IndexError: string index out of range, on the"),
     ],
 )
 def test_a_way_of_reading_answers_that_fails_is_named(extract: Any, message: str) -> None:
+    search = SelfConsistency(n=2, max_tokens=2)
     with pytest.raises(InvalidInput, match=message):
-        solve(
-            SelfConsistency(n=2, max_tokens=2), problem="q", engine=FakeBackend(), extract=extract
-        )
+        solve(search, problem="q", engine=FakeBackend(), extract=extract)
 
 
 @pytest.mark.parametrize(
     "returned", [None, 0.5, {"a": 0.5}, [0.5, 0.9], [[None], [None]]], ids=repr
 )
 def test_what_does_not_read_as_scores_is_shown(returned: Any) -> None:
-    class Odd(Commas):
-        def rate(self, branches: Any, questions: Any, backend: Any) -> Any:
-            return returned
-
-    result = solve(BestOfN(n=2, max_tokens=2), problem="q", engine=FakeBackend(), verifier=Odd())
-    assert result.error is not None
-    assert f"Odd returned {returned!r}, which does not read as scores" in result.error
+    odd = Scores(commas)
+    odd.rate = lambda *given: returned  # type: ignore[method-assign]
+    result = solve(BestOfN(n=2, max_tokens=2), problem="q", engine=FakeBackend(), verifier=odd)
+    assert f"Scores returned {returned!r}, which does not read as scores" in str(result.error)
 
 
 def test_numbers_of_numpy_count_continuations() -> None:
@@ -250,17 +210,16 @@ def test_numbers_of_numpy_count_continuations() -> None:
 
 
 def test_a_verifier_that_has_nothing_to_do_is_named() -> None:
-    with pytest.warns(UserWarning, match="Greedy does not rate branches, so Commas is not used"):
-        solve(Greedy(max_tokens=2), problem="q", engine=FakeBackend(), verifier=Commas())
+    with pytest.warns(UserWarning, match="Greedy does not rate branches, so Scores is not used"):
+        solve(Greedy(max_tokens=2), problem="q", engine=FakeBackend(), verifier=COMMAS)
 
 
 def test_a_verifier_is_tried_on_one_branch() -> None:
-    class Broken(Commas):
-        def rate(self, branches: Any, questions: Any, backend: Any) -> Any:
-            raise OSError("no weights")
+    def broken(branch: Branch) -> float:
+        raise OSError("no weights")
 
     backend = FakeBackend()
-    assert len(try_verifier(Commas(), backend, "q")) == 1
-    with pytest.raises(VerifierError, match="Broken raised OSError: no weights"):
-        try_verifier(Broken(), backend, "q")
+    assert len(try_verifier(COMMAS, backend, "q")) == 1
+    with pytest.raises(VerifierError, match="Scores raised OSError: no weights"):
+        try_verifier(Scores(broken), backend, "q")
     assert not backend.live

@@ -16,19 +16,11 @@ from ttc.text.prompt import PromptTemplate
 
 
 @dataclass(frozen=True)
-class Unrated(Search):
-    """Needs no verifier."""
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
-
-
-@dataclass(frozen=True)
-class Again(Unrated):
+class Again(Search):
     """Samples that are then given a text."""
 
     append: Any = None
+    needs_verifier = False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         first = yield Expand([root], 12, Step(9, end=case.end), self.sampling)
@@ -37,19 +29,17 @@ class Again(Unrated):
         return [b for pair in zip(first, children, strict=True) for b in pair]
 
 
-def before_and_after(append: Any, **options: Any) -> list[tuple[Any, Any]]:
+def before_and_after(append: Any, **options: Any) -> list[tuple[Any, str]]:
+    """Each branch, and what stands after its prompt once it was given a text."""
     backend = FakeBackend()
     backend.tokenizer = options.pop("tokenizer", backend.tokenizer)
     result = solve(Again(append=append), problem=["q"], engine=backend, **options)[0]
     assert result.error is None and not backend.live
     branches = sorted(result.branches, key=lambda branch: branch.path)
-    return list(zip(branches[::2], branches[1::2], strict=True))
-
-
-def said(before: Any, after: Any) -> str:
-    """What stands after the prompt; given text that no generated token stands before counts as a
-    part of that."""
-    return Letters().decode(after.tokens[before.prompt_length :])
+    return [
+        (before, Letters().decode(after.tokens[before.prompt_length :]))
+        for before, after in zip(branches[::2], branches[1::2], strict=True)
+    ]
 
 
 class Chat(Letters):
@@ -67,74 +57,53 @@ class Chat(Letters):
 def test_a_turn_is_written_as_the_template_does_with_one_end_before_it(
     tokenizer: Any, turn: str
 ) -> None:
-    pairs = before_and_after(
-        lambda branches: Append(branches, "why?", turn=True), tokenizer=tokenizer
-    )
+    pairs = before_and_after(lambda b: Append(b, "why?", turn=True), tokenizer=tokenizer)
     assert {before.finish_reason for before, _ in pairs} == {"eos", None}
-    for before, after in pairs:
-        assert (
-            said(before, after)
-            == before.text.removesuffix("0" if before.finish_reason == "eos" else "") + turn
-        )
+    for before, said in pairs:
+        assert said == before.text.removesuffix("0" if before.finish_reason else "") + turn
 
 
 def test_appended_text_takes_the_place_of_an_end_or_of_the_dropped_text() -> None:
     pairs = before_and_after(lambda branches: Append(branches, "Wait", drop=","), end=[","])
     assert {before.finish_reason for before, _ in pairs} == {"eos", "end", None}
-    for before, after in pairs:
-        kept = before.text if before.finish_reason is None else before.text[:-1]
-        assert said(before, after) == kept + "Wait" and not kept.endswith((",", "0"))
-    for before, after in before_and_after(lambda branches: Append(branches, "Wait")):
-        assert (
-            said(before, after)
-            == (before.text[:-1] if before.finish_reason == "eos" else before.text) + "Wait"
-        )
+    pairs += before_and_after(lambda branches: Append(branches, "Wait"))
+    for before, said in pairs:
+        kept = before.text[:-1] if before.finish_reason else before.text
+        assert said == kept + "Wait" and not kept.endswith("0")
 
 
 def test_no_more_than_one_token_is_taken_back() -> None:
-    for drop, end in ((",0", ()), ("9,", ("9,",))):
-        result = solve(
-            Again(append=lambda b, drop=drop: Append(b, "Wait", drop=drop)),
-            problem=[f"{i}" for i in range(4)],
-            engine=FakeBackend(letters="9,"),
-            end=end,
-        )[0]
-        assert (result.error is None) == (not end)
-        assert result.error is None or "drop='9,' is more than the last token" in result.error
-    result = solve(
-        Again(append=lambda b: Append(b, "x", turn=True, drop=",")),
-        problem=["q"],
-        engine=FakeBackend(),
-    )[0]
-    assert result.error is not None and "leave turn out" in result.error
+    def error(end: tuple[str, ...] = (), **options: Any) -> str | None:
+        search = Again(append=lambda branches: Append(branches, "Wait", **options))
+        return solve(search, problem=["0"], engine=FakeBackend("9,"), end=end)[0].error
+
+    assert error(drop=",0") is None
+    assert "drop='9,' is more than the last token" in str(error(("9,",), drop="9,"))
+    assert "leave turn out" in str(error(turn=True, drop=","))
 
 
 def test_an_engine_goes_on_from_the_new_text_alone() -> None:
     engine, seen = make_engine(context=160), list[Branch]()
 
-    @dataclass(frozen=True)
-    class Swap(Unrated):
+    class Swap(Again):
         def run(self, root: Branch, case: Case) -> SearchSteps:
             (first,) = yield Expand([root], 1, Step(5), GREEDY)
             (told,) = yield Append([first], "Wait", drop=first.text[-1])
             seen.extend([first, told])
             return (yield Expand([told], 1, Step(6), GREEDY))
 
-    result = solve(Swap(), problem="1 + 1", engine=engine)
-    assert result.best is not None and result.best.tokens[:-6] == seen[0].tokens[
-        :-1
-    ] + engine.encode("Wait")
-    plain = engine.root(result.best.tokens[:-6])
+    best: Any = solve(Swap(), problem="1 + 1", engine=engine).best
+    assert best.tokens[:-6] == seen[0].tokens[:-1] + engine.encode("Wait")
+    plain = engine.root(best.tokens[:-6])
     engine.generate([plain], 6, sampling=GREEDY)
-    assert plain.tokens == result.best.tokens
+    assert plain.tokens == best.tokens
 
 
 @pytest.mark.parametrize("engine", [FakeBackend(), make_engine(context=220)])
 def test_after_a_turn_the_new_answer_stands_alone(engine: Any) -> None:
     seen = list[Branch]()
 
-    @dataclass(frozen=True)
-    class Asks(Unrated):
+    class Asks(Again):
         def run(self, root: Branch, case: Case) -> SearchSteps:
             first = yield Expand([root], 2, Step(5), self.sampling)
             told = yield Append(first, "Sure?", turn=True)
@@ -145,21 +114,20 @@ def test_after_a_turn_the_new_answer_stands_alone(engine: Any) -> None:
     first, told = seen[:2], seen[2:]
     for before, asked in zip(first, told, strict=True):
         assert (asked.text, asked.steps, asked.generated, asked.logprobs) == ("", [], [], [])
-        assert (
-            before.text.rstrip("0") in engine.decode(asked.tokens)
-            and engine.decode(asked.tokens).count("Sure?") == 1
-        )
+        whole = engine.decode(asked.tokens)
+        assert before.text.rstrip("0") in whole and whole.count("Sure?") == 1
     for branch in result.branches:
         assert len(branch.generated) == len(branch.logprobs) <= 6 and branch.steps == [branch.text]
         assert branch.tokens[: branch.prompt_length] in [asked.tokens for asked in told]
 
 
 @dataclass(frozen=True)
-class Longer(Unrated):
+class Longer(Search):
     """Gives a text to a branch; where that is refused, to a shorter one, if it is `careful`."""
 
     careful: bool = True
     text: str = "x"
+    needs_verifier = False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         (first,) = yield Expand([root], 1, Step(3), self.sampling)
@@ -180,9 +148,8 @@ def test_a_text_with_no_room_is_refused_to_its_problem_alone(make: Any) -> None:
     room = 200 - 3 - len(PromptTemplate().tokens(questions[0], Letters()))
     for careful in (True, False):
         engine = make()
-        short, long = solve(
-            Longer(careful=careful, text="y" * (room - 1)), problem=questions, engine=engine
-        )
+        search = Longer(careful=careful, text="y" * (room - 1))
+        short, long = solve(search, problem=questions, engine=engine)
         assert short.error is None and "y" * (room - 1) in short.best.text
         if careful:
             assert long.error is None and "short" in long.best.text

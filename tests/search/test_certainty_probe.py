@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ import pytest
 from search import CertaintyProbe, solve
 from search.certainty_probe import PROBE
 from tests.helpers.backends import Dictated
-from tests.helpers.engines import make_engine
-from ttc import Branch, InvalidInput, Sampling
+from tests.helpers.engines import at_pass, make_engine
+from ttc import Branch, Sampling
 
 CHAIN = "so the answer is 3, let me think about it a little more"
 
@@ -46,9 +46,8 @@ def test_the_chain_ends_when_the_last_probes_agree() -> None:
     assert (count, result.answer) == (4, "8")
     (branch,) = result.branches
     assert branch.text == CHAIN[:16] + PROBE + "8}"
-    assert result.usage.generated_tokens == 16 + 4 * 2 and result.usage.prompt_tokens == 4 * len(
-        PROBE
-    )
+    assert result.usage.generated_tokens == 16 + 4 * 2
+    assert result.usage.prompt_tokens == 4 * len(PROBE)
 
 
 def test_the_answer_is_the_probes_and_not_what_the_chain_named_before() -> None:
@@ -96,34 +95,17 @@ def test_words_of_ones_own_can_ask() -> None:
     backend = dictated([" 8."], suffix=suffix)
     result = solve(CertaintyProbe(every=4, agree=2, suffix=suffix), problem="q", engine=backend)
     assert result.answer == "8" and sum(node.text == suffix for node in result.tree) == 2
-    with pytest.raises(InvalidInput, match="suffix is empty"):
-        CertaintyProbe(suffix="")
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, engine: Any) -> Callable[[], list[int]]:
-    """The rows of each forward pass."""
-    rows: list[int] = []
-    forward = engine.runner.forward
-
-    def counted(tokens: Any, *rest: Any) -> Any:
-        rows.append(len(tokens))
-        return forward(tokens, *rest)
-
-    monkeypatch.setattr(engine.runner, "forward", counted)
-    return lambda: rows
-
-
-def test_a_probe_computes_its_suffix_and_its_own_tokens_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_probe_computes_its_suffix_and_its_own_tokens_alone() -> None:
     engine = make_engine(context=160)
-    passes = watched(monkeypatch, engine)
     search = CertaintyProbe(max_tokens=12, every=4, probe_tokens=5, suffix=" so:", temperature=0.0)
-    result = solve(search, problem="1 + 1", engine=engine, extract=lambda text: None)
+    with at_pass(engine) as passes:
+        result = solve(search, problem="1 + 1", engine=engine, extract=lambda text: None)
     (chain,) = result.branches
     assert result.usage.prompt_tokens == chain.prompt_length - 1 + 3 * len(" so:")
     assert result.usage.generated_tokens == 12 + 3 * 5
-    assert sum(passes()) == result.usage.prompt_tokens + result.usage.generated_tokens
+    assert sum(passes) == result.usage.prompt_tokens + result.usage.generated_tokens
     assert engine.kv_bytes() == 0
     plain = engine.root(chain.tokens[: chain.prompt_length])
     engine.generate([plain], 12, sampling=Sampling(temperature=0))

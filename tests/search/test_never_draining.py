@@ -1,10 +1,10 @@
-"""Searches that decode in one batch, each at its own pace: the same results as when all wait for
-each other."""
+"""Searches that decode in one batch, each at its own pace: the same results as when each runs
+alone."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import pytest
@@ -15,28 +15,17 @@ from experiments.standins.mixed_search import Mixed
 from search import BeamSearch, BestFirst, BestOfN, DiversePrompts, Search, SelfConsistency, solve
 from search.admission import PROBLEMS, ProblemAdmission
 from search.base import Case, SearchSteps
+from tests.helpers import searches
 from tests.helpers.backends import FakeBackend
-from tests.helpers.engines import make_engine
+from tests.helpers.engines import at_pass, make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
-from tests.helpers.searches import exactly
+from tests.helpers.scripted import Scores
 from tests.helpers.tiers import examples
-from ttc import (
-    Backend,
-    BeamGroups,
-    BlockCache,
-    Branch,
-    DecodeGate,
-    Engine,
-    Headwise,
-    Layerwise,
-    Paged,
-    Result,
-    Sampling,
-)
+from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Headwise, Layerwise, Paged, Sampling
 from ttc.backend import GenerateBatch
 from ttc.protocols import Expand, Rate
 from ttc.residency.resident import Resident
-from ttc.results import Problem
+from ttc.results import Problem, Result
 from ttc.step import Step
 from ttc.tree.branch import MOST_ROWS
 
@@ -51,27 +40,6 @@ ENGINES: list[dict[str, Any]] = [
     {"memory": Headwise(0.1 * MIB)},
     {"memory": BeamGroups(0.1 * MIB, block_tokens=16)},
 ]
-CALLS = [
-    "roots",
-    "root",
-    "variants",
-    "fork",
-    "extend",
-    "score",
-    "release",
-    "encode",
-    "decode",
-    "tokenizer",
-]
-
-
-class Waiting(Backend):
-    """An engine with `generate` alone, so that the branches of all problems wait for each other."""
-
-    def __init__(self, engine: Engine):
-        self.generate = engine.generate
-        for name in CALLS:
-            setattr(self, name, getattr(engine, name))
 
 
 SEARCHES: list[Search] = [
@@ -85,54 +53,31 @@ SEARCHES: list[Search] = [
 QUESTIONS = ["1 + 1", "2 + 3", "1 + 7", "9", "4 - 4", "2 + 30"]
 
 
-class Looks:
+def digest(branch: Branch) -> float:
+    return sum(i * t for i, t in enumerate(branch.tokens)) % 101 / 101.0
+
+
+class Looks(Scores):
     """Its score is a hash of the branch's tokens; it runs a pass of the model over each branch
     first."""
 
     def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
         backend.score(branches, [[[65], [66]]] * len(branches)).result()
-        return [[sum(i * t for i, t in enumerate(b.tokens)) % 101 / 101.0] for b in branches]
+        return super().rate(branches, questions, backend)
 
 
 def seen(result: Result) -> Any:
     """All of a result that may not depend on what else was solved."""
     usage = result.usage
-    counts = usage.generated_tokens, usage.verifier_tokens, usage.gated_branches
-    rows = [
-        (b.tokens, b.step_ends, b.step_reasons, b.path, b.finish_reason, b.score)
-        for b in result.branches
-    ]
-    return result.answer, rows, exactly(result.tree), result.error, result.stopped, counts
+    rows = [(b.tokens, b.step_ends, b.step_reasons) for b in result.branches]
+    return searches.seen(result), rows, usage.verifier_tokens, usage.gated_branches
 
 
-@cache
-def waited(
-    search: Search, gated: bool, questions: tuple[str, ...], end: tuple[str, ...], budget: Any
-) -> list[Any]:
-    """The results of the old way: one batch for all, which drains before anybody goes on."""
-    engine = make_engine(context=160, **(ENGINES[1] if gated else {}))
-    return [seen(r) for r in solved(search, Waiting(engine), questions, end, budget)]
-
-
-def solved(
-    search: Search,
-    engine: Any,
-    questions: Sequence[str],
-    end: Sequence[str],
-    budget: Any,
-    **options: Any,
-) -> list[Result]:
-    verifier = Looks() if search.needs_verifier else None
+def solved(search: Search, engine: Any, questions: Sequence[str], **options: Any) -> list[Any]:
+    verifier = Looks(digest) if search.needs_verifier else None
     problems = [Problem(question, str(i)) for i, question in enumerate(questions)]
-    return solve(
-        search,
-        problem=problems,
-        engine=engine,
-        verifier=verifier,
-        end=end,
-        **dict(budget),
-        **options,
-    )
+    results = solve(search, problem=problems, engine=engine, verifier=verifier, **options)
+    return list(map(seen, results))
 
 
 @pytest.mark.slow
@@ -140,71 +85,53 @@ def solved(
 @given(
     search=st.sampled_from(SEARCHES),
     kind=st.integers(0, len(ENGINES) - 1),
-    questions=st.lists(st.sampled_from(QUESTIONS), min_size=1, max_size=5).map(tuple),
+    questions=st.lists(st.sampled_from(QUESTIONS), min_size=1, max_size=5),
     end=st.sampled_from([(), ("e",), ("A", "z")]),
     budget=st.sampled_from(
-        [(), (("max_tokens", 30),), (("max_tokens", 40), ("reserve", 5)), (("max_calls", 2),)]
+        [{}, {"max_tokens": 30}, {"max_tokens": 40, "reserve": 5}, {"max_calls": 2}]
     ),
     concurrency=st.sampled_from([None, 1, 2, 3]),
     max_rows=st.sampled_from([None, 1, 5, 9]),
 )
 def test_nobody_notices_that_others_do_not_wait(
-    search: Search,
-    kind: int,
-    questions: tuple[str, ...],
-    end: tuple[str, ...],
-    budget: Any,
-    concurrency: int | None,
-    max_rows: int | None,
+    search: Search, kind: int, questions: list[str], concurrency: Any, max_rows: Any, **options: Any
 ) -> None:
+    options |= options.pop("budget")
     engine = make_engine(context=160, **ENGINES[kind])
-    found = solved(
-        search, engine, questions, end, budget, concurrency=concurrency, max_rows=max_rows
-    )
-    assert [seen(r) for r in found] == waited(search, kind == 1, questions, end, budget)
+    room = {"concurrency": concurrency, "max_rows": max_rows}
+    found = solved(search, engine, questions, **room, **options)
+    plain = make_engine(context=160, **(ENGINES[1] if kind == 1 else {}))
+    assert found == solved(search, plain, questions, concurrency=1, **options)
     assert_nothing_left(engine, [])
-
-
-class Passes:
-    """Counts the rows of each decoding step of an engine that works on `Words`."""
-
-    def __init__(self, engine: Engine):
-        self.rows: list[int] = []
-        forward = engine.runner.forward
-
-        def watched(tokens: Any, plan: Any, *keep: Any) -> Any:
-            if plan.in_storages:
-                self.rows.append(len(tokens))
-            return forward(tokens, plan, *keep)
-
-        engine.runner.forward = watched  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
 def test_new_problems_begin_as_soon_as_rows_are_free() -> None:
-    engine = make_engine(context=160)
+    engine, rows = make_engine(context=160), list[int]()
     engine.limits.eos_ids = frozenset(range(65, 70))  # about one token in 25 ends a branch
-    passes = Passes(engine)
-    started: list[int] = []
-    results = solve(
-        SelfConsistency(n=4, max_tokens=60),
-        problem=[str(i) for i in range(24)],
-        engine=engine,
-        max_rows=16,
-        on_result=lambda _: started.append(len(passes.rows)),
-    )
-    lengths = [[len(b.generated) for b in r.branches] for r in results]
-    assert len({n for group in lengths for n in group}) > 10  # they end at very different times
-    assert max(passes.rows) <= 16
-    assert sum(passes.rows) == sum(sum(group) for group in lengths)
+    forward = engine.runner.forward
+
+    def watched(tokens: Any, plan: Any, *keep: Any) -> Any:
+        if plan.in_storages:  # a decoding step
+            rows.append(len(tokens))
+        return forward(tokens, plan, *keep)
+
+    engine.runner.forward = watched  # type: ignore[method-assign]
+    problems = [str(i) for i in range(24)]
+    search = SelfConsistency(n=4, max_tokens=60)
+    results = solve(search, problem=problems, engine=engine, max_rows=16)
+    lengths = [len(branch.generated) for result in results for branch in result.branches]
+    assert len(set(lengths)) > 10  # they end at very different times
+    assert max(rows) <= 16 and sum(rows) == sum(lengths)
     # before the first problem has said what it asks for, and after the last has begun
-    steady = passes.rows[2:-60]
+    steady = rows[2:-60]
     assert sum(steady) / (16 * len(steady)) > 0.85
 
 
 def test_a_search_goes_on_while_the_branches_of_others_decode() -> None:
-    """A problem of one-token steps takes many of them while another one's single step lasts."""
-    engine, order = make_engine(context=160), list[tuple[str, str]]()
+    """A problem of one-token steps takes many of them while another one's single step lasts; those
+    who wait at the same token are rated together."""
+    engine, order, sizes = make_engine(context=160), list[tuple[str, str]](), list[int]()
 
     class ByQuestion(Search):
         def run(self, root: Branch, case: Case) -> SearchSteps:
@@ -215,37 +142,24 @@ def test_a_search_goes_on_while_the_branches_of_others_decode() -> None:
                 yield Rate(branches)
             return list(branches)
 
-    solve(
-        ByQuestion(),
-        problem=["long", "short"],
-        engine=engine,
-        verifier=Looks(),
-        on_step=lambda event: order.append((event.problem.question, event.did)),
-    )
-    first = order.index(("long", "expanded"))
-    assert (
-        order[:first].count(("short", "expanded")) == order[:first].count(("short", "rated")) == 10
-    )
-    assert ("short", "finished") in order[:first]
-    assert_nothing_left(engine, [])
-
-
-def test_those_who_wait_at_the_same_token_are_rated_together() -> None:
-    engine, sizes = make_engine(context=160), list[int]()
-
     class Counting(Looks):
         def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
             sizes.append(len(branches))
             return super().rate(branches, questions, backend)
 
     solve(
-        BestOfN(n=2, max_tokens=3),
-        problem=["1", "2", "3"],
+        ByQuestion(),
+        problem=["long", "short", "too"],
         engine=engine,
-        verifier=Counting(),
-        concurrency=3,
+        verifier=Counting(digest),
+        on_step=lambda event: order.append((event.problem.question, event.did)),
     )
-    assert sizes == [6]
+    before = Counter(order[: order.index(("long", "expanded"))])
+    for question in ("short", "too"):
+        assert before[question, "expanded"] == before[question, "rated"] == 10
+        assert before[question, "finished"] == 1
+    assert sizes == [2] * 10 + [1]
+    assert_nothing_left(engine, [])
 
 
 # ---------------------------------------------------------------- room
@@ -294,56 +208,38 @@ def test_until_a_problem_has_ended_only_a_few_begin() -> None:
     assert (admission.count(1, 100), admission.count(PROBLEMS, 100)) == (PROBLEMS - 1, 0)
     admission.note_end()
     assert admission.count(PROBLEMS, 1000) == MOST_ROWS
-    admission = ProblemAdmission.of(
-        make_engine(), None, 64
-    )  # rows that are asked for are filled at once
+    admission = ProblemAdmission.of(make_engine(), None, 64)
     admission.note_expansion(1, 10, 10)
-    assert admission.count(1, 100) == 64
+    assert admission.count(1, 100) == 64  # rows that are asked for are filled at once
 
 
 def test_what_is_given_is_the_most() -> None:
     admission = ProblemAdmission(Batch(10.0), 3, None)
     admission.note_expansion(100, 100, 100)
     assert [admission.count(active, 9) for active in range(5)] == [3, 2, 1, 0, 0]
-    engine = make_engine()
-    assert (
-        ProblemAdmission.of(engine, None, None).max_rows,
-        ProblemAdmission.of(engine, 4, None).max_rows,
-    ) == (MOST_ROWS, None)
-    backend: Any = FakeBackend()
-    assert (
-        ProblemAdmission.of(backend, None, None).concurrency,
-        ProblemAdmission.of(backend, 4, None).concurrency,
-    ) == (PROBLEMS, 4)
+    engine, backend = make_engine(), FakeBackend()
+    rows = [ProblemAdmission.of(engine, most, None).max_rows for most in (None, 4)]
+    problems = [ProblemAdmission.of(backend, most, None).concurrency for most in (None, 4)]
+    assert rows == [MOST_ROWS, None] and problems == [PROBLEMS, 4]
 
 
 def test_memory_says_how_many_tokens_it_holds() -> None:
     def tokens(memory: Any) -> float:
         return make_engine(memory=memory).running_batch().fits(1, 5)
 
-    assert (
-        tokens(Resident(1280 / 2**30)) == 10
-        and tokens(Paged(1280 / 2**30, host_budget_gib=2560 / 2**30)) == 20
-    )
+    assert tokens(Resident(1280 / 2**30)) == 10
+    assert tokens(Paged(1280 / 2**30, host_budget_gib=2560 / 2**30)) == 20
     assert tokens(Resident()) == tokens(Paged(1280 / 2**30)) > 10**6
 
 
 @pytest.mark.slow
-def test_an_interrupt_in_any_token_frees_everything() -> None:
-    for kind in range(len(ENGINES)):
-        for at in (2, 5, 9):
-            engine = make_engine(context=160, **ENGINES[kind])
-            forward, calls = engine.runner.forward, iter(range(1000))
+@pytest.mark.parametrize("options", ENGINES)
+@pytest.mark.parametrize("at", [3, 6, 10])
+def test_an_interrupt_in_any_token_frees_everything(options: dict[str, Any], at: int) -> None:
+    def stop() -> None:
+        raise Cancelled
 
-            def stopped(
-                *args: Any, forward: Any = forward, calls: Any = calls, at: int = at
-            ) -> Any:
-                if next(calls) == at:
-                    raise Cancelled
-                return forward(*args)
-
-            engine.runner.forward = stopped  # type: ignore[method-assign]
-            with pytest.raises(Cancelled):
-                solved(SEARCHES[3], engine, QUESTIONS, (), ())
-            engine.runner.forward = forward  # type: ignore[method-assign]
-            assert_nothing_left(engine, [])
+    engine = make_engine(context=160, **options)
+    with pytest.raises(Cancelled), at_pass(engine, at, stop):
+        solved(SEARCHES[3], engine, QUESTIONS)
+    assert_nothing_left(engine, [])

@@ -12,21 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import BeamSearch, Search, solve, stream
-from tests.helpers.engines import make_engine
+from tests.helpers.engines import at_pass, make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
 from tests.helpers.searches import all_searches
 from tests.helpers.tiers import examples
 from ttc import BeamGroups, BlockCache, Engine
 
 SEARCHES = all_searches(
-    n=3,
-    max_tokens=4,
-    beam_width=2,
-    step_tokens=2,
-    max_steps=3,
-    max_depth=3,
-    max_states=3,
-    iterations=3,
+    **dict.fromkeys(("n", "max_steps", "max_depth", "max_states", "iterations"), 3),
+    **{"max_tokens": 4, "beam_width": 2, "step_tokens": 2},
 )
 ENGINES: list[dict[str, Any]] = [
     {},
@@ -82,27 +76,16 @@ def test_nothing_is_left_on_the_engine(
         options |= {"max_tokens": budget, "reserve": min(reserve, budget - 1)}
     if where == "watcher":
         options["on_step"] = Trouble(at, error)
-    forward, trouble = engine.runner.forward, Trouble(at if where == "model" else None, error)
-
-    def failing(*args: Any) -> Any:
-        trouble()
-        return forward(*args)
-
-    engine.runner.forward = failing  # type: ignore[method-assign]
+    problems, broken = ["1 + 1", "2 + 3", "7"], Trouble(1, error)
     try:
-        results = solve(
-            search, problem=["1 + 1", "2 + 3", "7"], engine=engine, concurrency=2, **options
-        )
+        with at_pass(engine, at if where == "model" else 0, broken):
+            results = solve(search, problem=problems, engine=engine, concurrency=2, **options)
         for result in results:
-            assert (
-                budget is None
-                or result.usage.generated_tokens + result.usage.verifier_tokens <= budget
-            )
+            spent = result.usage.generated_tokens + result.usage.verifier_tokens
+            assert budget is None or spent <= budget
             assert (result.error is None) or where == "verifier"
     except (Cancelled, RuntimeError):
         assert where != "nowhere"
-    finally:
-        engine.runner.forward = forward  # type: ignore[method-assign]
     assert_nothing_left(engine, [])
 
 

@@ -4,7 +4,6 @@ more memory."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from search import SelfConsistency, solve, solve_each
 from search.base import Case, Search, SearchSteps
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
-from tests.helpers.searches import exactly
+from tests.helpers.searches import seen
 from ttc import Branch, Engine, InvalidInput, Problem, Result, Sampling
 from ttc.protocols import Expand
 from ttc.residency.resident import Resident
@@ -25,9 +24,7 @@ FEW = [Problem(f"1 + {i}", str(i)) for i in range(8)]
 class Steps(Search):
     """Steps of one token, as many as the question says."""
 
-    @property
-    def needs_verifier(self) -> bool:
-        return False
+    needs_verifier = False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         branches = [root]
@@ -36,25 +33,12 @@ class Steps(Search):
         return list(branches)
 
 
-def seen(results: Sequence[Result]) -> list[Any]:
-    return [
-        (
-            r.problem,
-            r.answer,
-            [(b.tokens, b.path) for b in r.branches],
-            exactly(r.tree),
-            r.usage.generated_tokens,
-        )
-        for r in results
-    ]
-
-
 def test_results_are_those_of_a_list_whatever_is_under_way() -> None:
     search, engine = SelfConsistency(n=3, max_tokens=6), make_engine(context=160)
-    expected = seen(solve(search, problem=FEW, engine=engine, seed=3))
+    expected = list(map(seen, solve(search, problem=FEW, engine=engine, seed=3)))
     for room in ({}, {"concurrency": 1}, {"concurrency": 3}, {"max_rows": 5}):
-        results = list(solve_each(search, problems=FEW, engine=engine, seed=3, **room))
-        assert seen(sorted(results, key=lambda r: r.problem.id)) == expected
+        results = solve_each(search, problems=FEW, engine=engine, seed=3, **room)
+        assert list(map(seen, sorted(results, key=lambda r: r.problem.id))) == expected
     assert_nothing_left(engine, [])
 
 
@@ -85,10 +69,9 @@ def test_what_others_have_found_is_given_before_an_error() -> None:
             return branches
 
     engine, read = make_engine(context=160), list[str]()
+    problems = ["1", "4", "4!", "4 ", "9"]
     with pytest.raises(ZeroDivisionError):
-        for result in solve_each(
-            Broken(), problems=["1", "4", "4!", "4 ", "9"], engine=engine, concurrency=5
-        ):
+        for result in solve_each(Broken(), problems=problems, engine=engine, concurrency=5):
             read.append(result.problem.question)
     assert read == ["1", "4"]
     assert_nothing_left(engine, [])
@@ -134,19 +117,16 @@ def test_prompts_are_computed_only_when_there_is_room() -> None:
 
     engine.roots = begun  # type: ignore[method-assign]
     ended = 0
-    for _ in solve_each(
-        SelfConsistency(n=2, max_tokens=8), problems=[f"{i} + 1" for i in range(200)], engine=engine
-    ):
+    search, problems = SelfConsistency(n=2, max_tokens=8), [f"{i} + 1" for i in range(200)]
+    for _ in solve_each(search, problems=problems, engine=engine):
         assert sum(started) - ended <= 8
         ended += 1
     assert ended == sum(started) == 200 and engine.memory.device.peak_bytes <= budget
 
 
 def test_a_result_that_was_read_is_not_kept() -> None:
-    given = list[weakref.ref[Result]]()
-    for result in solve_each(
-        SelfConsistency(n=2, max_tokens=2), problems=FEW * 5, engine=make_engine(context=160)
-    ):
+    given, search = list[weakref.ref[Result]](), SelfConsistency(n=2, max_tokens=2)
+    for result in solve_each(search, problems=FEW * 5, engine=make_engine(context=160)):
         given.append(weakref.ref(result))
         # this one and, until the next token, the one before
         assert sum(one() is not None for one in given) <= 2

@@ -22,7 +22,9 @@ def make_engine(layers: int = 2, context: int = 64, **options: Any) -> Engine:
     return Engine(small(layers, context), Letters(), **options)
 
 
-def random_llama(vocab: int, context: int, spread: float, *, eos: int = 0, layers: int = 2) -> Any:
+def random_llama(
+    vocab: int, context: int, spread: float, *, eos: int | None = 0, layers: int = 2
+) -> Any:
     """A small Llama with random weights; spread: their standard deviation."""
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -16,10 +16,10 @@ from search import BestOfN, DiversePrompts, Greedy, ask_tell, asolve, solve, sol
 from search.rating import try_verifier
 from tests.helpers.chats import CHATS
 from tests.helpers.engines import bytes_engine
+from tests.helpers.scripted import Scores
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
 from tests.search.test_several_models import InTurns
 from ttc import InvalidInput, Problem, Result
-from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.model.loading.default_model import smollm2_folder
 from ttc.text.prompt import PromptTemplate
@@ -48,6 +48,11 @@ def sent(result: Result) -> list[int]:
     return result.tree[0].token_ids
 
 
+def written(tokenizer: Any, messages: Any) -> Any:
+    """By transformers."""
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
 def engine(template: str = TURNS, **options: Any) -> Engine:
     return bytes_engine(thinker(template), **options)
 
@@ -56,9 +61,9 @@ def engine(template: str = TURNS, **options: Any) -> Engine:
 def test_a_conversation_is_sent_as_transformers_writes_it(name: str) -> None:
     tokenizer = CHATS[name].tokenizer
     result = solve(SHORT, problem=TALK, engine=bytes_engine(tokenizer))
-    written = tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
-    assert result.prompt == written
-    assert sent(result) == tokenizer.encode(written, add_special_tokens=False)
+    prompt = written(tokenizer, TALK)
+    assert result.prompt == prompt
+    assert sent(result) == tokenizer.encode(prompt, add_special_tokens=False)
     assert result.problem.question == "And 2 more?" and result.problem.messages == tuple(TALK)
 
 
@@ -66,9 +71,7 @@ def test_a_template_without_a_system_role_gets_its_words_in_the_users_first_turn
     tokenizer = CHATS["gemma_2"].tokenizer
     result = solve(SHORT, problem=WITH_SYSTEM, engine=bytes_engine(tokenizer))
     merged = [{"role": "user", "content": "Be brief.\n\nWhat is 3 + 4?"}, *TALK[1:]]
-    assert result.prompt == tokenizer.apply_chat_template(
-        merged, tokenize=False, add_generation_prompt=True
-    )
+    assert result.prompt == written(tokenizer, merged)
 
 
 def test_parts_of_text_are_lines_and_what_templates_read_beside_a_text_stays() -> None:
@@ -115,10 +118,8 @@ def test_a_list_of_texts_stays_a_list_of_problems() -> None:
     assert [result.problem.messages for result in results] == [None, None]
     assert solve(SHORT, problem=[], engine=local) == []
     mixed = solve(SHORT, problem=[Problem("And?"), Problem.of_chat(TALK)], engine=local)
-    assert [sent(mixed[0]), sent(mixed[1])] == [
-        sent(results[1]),
-        sent(solve(SHORT, problem=TALK, engine=local)),
-    ]
+    alone = [results[1], solve(SHORT, problem=TALK, engine=local)]
+    assert list(map(sent, mixed)) == list(map(sent, alone))
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x.png"}}
@@ -132,7 +133,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "misspelt": ([TALK, [{"role": "user", "contents": "?"}]], r"problem\[1\]\[0\] has no 'cont"),
     "a role of its own": (
         [{"role": "bot", "content": "?"}],
-        r"problem\[0\]\['role'\]='bot' is no role; use one of system",
+        r"\['role'\]='bot' is no role; use one",
     ),
     "a number": ([{"role": "user", "content": 5}], r"problem\[0\]\['content'\]=5 is of type int"),
     "nothing": ([{"role": "user", "content": None}], r"problem\[0\]\['content'\]=None"),
@@ -224,22 +225,20 @@ def test_a_template_stands_around_a_conversation() -> None:
     assert result.prompt == head + rest
 
 
-class Asked:
+class Asked(Scores):
     """Keeps the questions that a verifier is given."""
 
     def __init__(self) -> None:
-        self.questions: list[str] = []
-        self.priced: set[str] = set()
+        super().__init__(lambda branch: 0.5)
+        self.rated, self.priced = set[str](), set[str]()
 
-    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> int:
+    def price(self, branches: Any, questions: Sequence[str], backend: Any) -> int:
         self.priced.update(questions)
         return 0
 
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
-    ) -> list[list[float]]:
-        self.questions += questions
-        return [[0.5]] * len(branches)
+    def rate(self, branches: Any, questions: Sequence[str], backend: Any) -> list[list[float]]:
+        self.rated.update(questions)
+        return super().rate(branches, questions, backend)
 
 
 TOLD = "User: What is 3 + 4?\n\nAssistant: 7\n\nUser: And 2 more?"
@@ -267,7 +266,7 @@ def test_verifiers_are_given_the_whole_conversation(talk: Any, told: str) -> Non
     local = engine()
     solve(search, problem=talk, engine=local, verifier=verifier, template=template, max_tokens=90)
     try_verifier(verifier, local, Problem.of_chat(talk), template=template)
-    assert set(verifier.questions) == {told} and verifier.priced == {told}
+    assert verifier.rated == verifier.priced == {told}
 
 
 @pytest.mark.slow
@@ -279,10 +278,9 @@ def test_a_models_own_verdict_follows_the_whole_conversation() -> None:
     result = solve(search, problem=TALK, engine=local, verifier=verifier)
     assert result.best is not None
     words = f"<|im_end|>\n<|im_start|>user\n{verifier.question}<|im_end|>\n<|im_start|>assistant\n"
-    text = local.tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
-    tokens = local.encode(text) + [
-        t for t in result.best.generated if t != local.encode("<|im_end|>")[0]
-    ]
+    (end,) = local.encode("<|im_end|>")
+    tokens = local.encode(written(local.tokenizer, TALK))
+    tokens += [token for token in result.best.generated if token != end]
     plain = AutoModelForCausalLM.from_pretrained(smollm2_folder(), dtype=torch.float32)
     with torch.no_grad():
         logprobs = plain(torch.tensor([tokens + local.encode(words)])).logits[0, -1].log_softmax(-1)
@@ -304,10 +302,9 @@ def test_models_with_other_templates_read_the_same_conversation() -> None:
     small, large = engine(context=1024), bytes_engine(CHATS["llama_3"].tokenizer, context=1024)
     result = solve(InTurns(), problem=TALK, engine={"small": small, "large": large})
     handed = next(node for node in result.tree if node.model == "large")
-    written = large.tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
     first = result.tree[0].token_ids
     assert small.decode(first, special=True) == result.prompt
-    assert large.decode(handed.token_ids, special=True).startswith(written)
+    assert large.decode(handed.token_ids, special=True).startswith(written(large.tokenizer, TALK))
 
 
 def test_ask_tell_shows_the_messages_and_goes_on_from_its_file(tmp_path: Path) -> None:

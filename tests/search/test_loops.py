@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -100,10 +101,8 @@ def test_without_a_limit_for_thoughts_one_that_loops_is_closed_all_the_same() ->
     result = solved(search)
     assert result.answer == "7" and result.usage.generated_tokens < 8 * 60
     limited = solved(BestOfN(n=8, thinking_tokens=LIMIT, max_tokens=20))
-    assert [b.text for b in result.branches] == [b.text for b in limited.branches]
-    assert [b.thinking_tokens for b in result.branches] == [
-        b.thinking_tokens for b in limited.branches
-    ]
+    for branch, other in zip(result.branches, limited.branches, strict=True):
+        assert (branch.text, branch.thinking_tokens) == (other.text, other.thinking_tokens)
     assert {b.thought_closed for b in result.branches} == {"looped"}
     assert {b.finish_reason for b in result.branches} == {"eos"}
 
@@ -187,12 +186,9 @@ def test_a_real_model_that_loops_is_stopped_there_alone_and_beside_others() -> N
 
 def test_backends_that_cannot_look_say_so() -> None:
     search = Greedy(stop_loops=True)
-    with pytest.raises(InvalidInput, match="stop_loops=true, and this backend"):
-        solve(search, problem="q", engine=Thinking(["7"], R1))
-    with pytest.raises(InvalidInput, match="stop_loops=true, and this backend"):
-        ask_tell(search, problem="q")
-    with pytest.raises(InvalidInput, match="stop_loops"):
-        Greedy(stop_loops="auto")  # type: ignore[arg-type]
+    for call in (ask_tell, partial(solve, engine=Thinking(["7"], R1))):
+        with pytest.raises(InvalidInput, match="stop_loops=true, and this backend"):
+            call(search, problem="q")
 
 
 def test_models_without_thoughts_are_left_alone_unless_it_is_asked_for() -> None:

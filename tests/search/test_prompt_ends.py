@@ -41,24 +41,16 @@ def local() -> Engine:
     return Engine(chain(WRITES, Ascii()), Ascii())
 
 
-def check(result: Any) -> None:
-    assert result.best.text == " 5\n" and result.answer == "5"
-    assert result.best.finish_reason == "end" and len(result.best.generated) == ONCE
-    assert "".join(result.best.steps) == " 5\n" and result.usage.generated_tokens == ONCE
-    assert [node.text for node in result.tree if node.parent is not None] == [" 5\n"]
-
-
-def test_an_answer_ends_before_the_next_question_on_the_engine() -> None:
-    check(solve(LONG, problem="2 + 3?", engine=local(), template=PLAIN, answer_kind="text"))
-    given = solve(
-        LONG,
-        problem="2 + 3?",
-        engine=local(),
-        template=PLAIN,
-        answer_kind="text",
-        end=["xyz", "Question:"],
-    )
-    check(given)
+@pytest.mark.parametrize("options", [{}, {"end": ["xyz", "Question:"]}])
+@pytest.mark.parametrize("search", [SelfConsistency(n=3, max_tokens=30, temperature=1.0), LONG])
+def test_an_answer_ends_before_the_next_question(search: Search, options: Any) -> None:
+    options |= {"template": PLAIN, "answer_kind": "text"}
+    result: Any = solve(search, problem="2 + 3?", engine=local(), **options)
+    assert result.answer == "5" and result.usage.generated_tokens == ONCE * len(result.branches)
+    for branch in result.branches:
+        assert branch.text == " 5\n" and branch.steps == [" 5\n"]
+        assert branch.finish_reason == "end" and len(branch.generated) == ONCE
+    assert {node.text for node in result.tree if node.parent is not None} == {" 5\n"}
 
 
 @pytest.mark.parametrize(
@@ -77,42 +69,31 @@ def test_prompts_of_another_form_go_on(template: PromptTemplate) -> None:
 
 def test_steps_of_a_search_and_what_a_verifier_reads_leave_it_out() -> None:
     seen = list[str]()
-
-    def rated(branch: Any) -> float:
-        seen.append(branch.text)
-        return 1.0
-
     search = BeamSearch(beam_size=1, beam_width=1, step_tokens=4, max_steps=9, delimiter="")
-    result = solve(
-        search,
-        problem="2 + 3?",
-        engine=local(),
-        template=PLAIN,
-        verifier=Scores(rated),
-        answer_kind="text",
-    )
-    assert result.best is not None and result.best.finish_reason == "end"
+    rated = {"verifier": Scores(lambda branch: seen.append(branch.text) or 1.0)}
+    options: Any = {"template": PLAIN, "answer_kind": "text", **rated}
+    result: Any = solve(search, problem="2 + 3?", engine=local(), **options)
+    assert result.best.finish_reason == "end"
     assert seen[-1] == " 5\n" and (result.best.text, result.answer) == (" 5\n", "5")
 
 
 def test_a_text_that_was_given_does_not_end_an_answer() -> None:
     class Given(Search):
-        needs_verifier = False  # type: ignore[assignment]
+        needs_verifier = False
 
         def run(self, root: Any, case: Case) -> SearchSteps:
             (first,) = yield Expand([root], 1, Step(1), self.sampling)
             (told,) = yield Append([first], "Question: and")
             return (yield Expand([told], 1, Step(4, end=(*case.end, "x")), self.sampling))
 
-    result = solve(
-        Given(), problem=["2 + 3?"], engine=Scripted(lambda branch: "yyyx"), template=PLAIN
-    )[0]
+    backend = Scripted(lambda branch: "yyyx")
+    (result,) = solve(Given(), problem=["2 + 3?"], engine=backend, template=PLAIN)
     assert result.best is not None and result.best.text.startswith("yQuestion: andy")
 
 
 def test_the_users_next_words_follow_the_question_that_the_model_has_begun() -> None:
     class Twice(Search):
-        needs_verifier = False  # type: ignore[assignment]
+        needs_verifier = False
 
         def run(self, root: Any, case: Case) -> SearchSteps:
             first = yield Expand([root], 1, Step(30, end=case.end), self.sampling)
@@ -124,12 +105,6 @@ def test_the_users_next_words_follow_the_question_that_the_model_has_begun() -> 
     whole = Ascii().decode(result.best.tokens)
     assert whole == "Question: 2 + 3?\nAnswer: 5\nQuestion: Sure?\nAnswer: 5\nQuestion:"
     assert result.best.text == " 5\n"
-
-
-@pytest.mark.parametrize("search", [SelfConsistency(n=3, max_tokens=30, temperature=1.0), LONG])
-def test_it_holds_for_samples_too(search: Search) -> None:
-    result = solve(search, problem=["2 + 3?"], engine=local(), template=PLAIN)[0]
-    assert [branch.text for branch in result.branches] == [" 5\n"] * len(result.branches)
 
 
 @pytest.mark.slow

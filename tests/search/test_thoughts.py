@@ -27,7 +27,7 @@ from tests.helpers.backends import Dictated
 from tests.helpers.scripted import Scores
 from tests.helpers.searches import Costly, all_searches, small
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, Thinking, thinker
-from ttc import Branch, InvalidInput, Result, ThinkingMarks
+from ttc import Branch, InvalidInput, ThinkingMarks
 from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
 from verifiers import (
@@ -52,9 +52,12 @@ UNDECIDED = ["The answer is 3, or not", "The answer is 3?", "</think>The answer 
 """Two thoughts that never end, and an answer."""
 
 
-def solved(search: Any, says: Any, tokenizer: Any = R1, **options: Any) -> Result:
+HALF = Scores(lambda branch: 0.5)
+
+
+def solved(search: Any, says: Any, tokenizer: Any = R1, **options: Any) -> Any:
     backend = Thinking(says, tokenizer)
-    result: Result = solve(search, problem="q", engine=backend, **options)
+    result: Any = solve(search, problem="q", engine=backend, **options)
     assert result.error is None and not backend.live
     return result
 
@@ -71,29 +74,23 @@ def test_a_thought_has_no_vote(search: Any) -> None:
     result = solved(search, UNDECIDED)
     assert result.answer == "4"
     # texts stay whole
-    assert result.best is not None and result.best.text == "</think>The answer is 4."
+    assert result.best.text == "</think>The answer is 4."
     assert [branch.answer_text for branch in result.branches] == ["The answer is 4.", None, None]
 
 
 def test_marks_may_be_the_users_own() -> None:
     said = ["((The answer is 3.", "((The answer is 3.", "((hm))The answer is 4."]
+    options: Any = {"problem": "q", "engine": Dictated(said)}
     marks = ThinkingMarks("((", "))")
-    assert (
-        solve(SelfConsistency(n=3), problem="q", engine=Dictated(said), thinking_marks=marks).answer
-        == "4"
-    )
+    assert solve(SelfConsistency(n=3), thinking_marks=marks, **options).answer == "4"
     with pytest.raises(InvalidInput, match="thinking_marks='auto'"):
-        solve(Greedy(), problem="q", engine=Dictated(said), thinking_marks="auto")
+        solve(Greedy(), thinking_marks="auto", **options)
 
 
 def test_marks_that_are_special_tokens_are_seen_where_texts_leave_them_out() -> None:
-    said = [
-        "[THINK]The answer is 3.",
-        "[THINK]The answer is 3.",
-        "[THINK]3?[/THINK]The answer is 4.",
-    ]
+    said = [*["[THINK]The answer is 3."] * 2, "[THINK]3?[/THINK]The answer is 4."]
     result = solved(SelfConsistency(n=3), said, MAGISTRAL)
-    assert result.answer == "4" and result.best is not None
+    assert result.answer == "4"
     assert result.best.text == "3?The answer is 4."
     assert (result.best.thought, result.best.answer_text) == ("3?", "The answer is 4.")
 
@@ -114,16 +111,15 @@ def test_a_custom_extract_is_given_the_answer_alone() -> None:
 def test_a_text_that_still_thinks_never_wins_against_an_answer() -> None:
     """However well it is rated."""
     result = solved(BestOfN(n=3), UNDECIDED, verifier=Scores(lambda branch: -branch.path[0]))
-    assert result.answer == "4" and result.best is not None and result.best.text != UNDECIDED[0]
+    assert result.answer == "4" and result.best.text != UNDECIDED[0]
 
 
 def test_a_search_of_ones_own_may_read_texts_itself() -> None:
     @dataclass(frozen=True)
     class Reads(Greedy):
         def choose(self, candidates: Any, extract: Any) -> Any:
-            return candidates[0], str(
-                [extract(candidates[0].text), answer_of(candidates[0], extract)]
-            )
+            found = [extract(candidates[0].text), answer_of(candidates[0], extract)]
+            return candidates[0], str(found)
 
     said = "<think>The answer is 3.</think>The answer is 4."
     assert solved(Reads(), [said], QWEN3).answer == "['4', '4']"
@@ -134,15 +130,11 @@ def test_a_search_of_ones_own_may_read_texts_itself() -> None:
 
 
 def test_a_critique_counts_by_what_it_says_and_not_by_what_it_thinks() -> None:
-    turns = iter(
-        [
-            "</think>1",
-            "it is correct?</think>No.",
-            "</think>2",
-            "hm</think>It is correct.",
-            "</think>3",
-        ]
+    first, second = (
+        ("</think>1", "it is correct?</think>No."),
+        ("</think>2", "hm</think>It is correct."),
     )
+    turns = iter([*first, *second, "</think>3"])
     assert solved(SelfRefine(attempts=4), lambda branch: next(turns)).answer == "2"
 
 
@@ -153,21 +145,19 @@ def test_a_critique_counts_by_what_it_says_and_not_by_what_it_thinks() -> None:
 def test_a_mark_in_the_users_words_begins_no_thought(chat: str | None, raw: bool) -> None:
     tokenizer, marks = thinker(chat, plain=TAGS), ThinkingMarks(*TAGS)
     backend = Thinking(lambda branch: "The answer is 18.", tokenizer)
-    question = "What is <think> for? Or rather, what is 9 + 9?"
+    search = Revision(n=1, attempts=2, feedback="Is <think> right?")
     result = solve(
-        Revision(n=1, attempts=2, feedback="Is <think> right?"),
-        problem=question,
+        search,
+        problem="What is <think> for? Or rather, what is 9 + 9?",
         engine=backend,
         template=PromptTemplate("{question}", raw=raw),
         thinking_marks=marks,
-        verifier=Scores(lambda branch: 0.5),
+        verifier=HALF,
     )
-    assert [branch.answer_text is None for branch in result.branches] == [
-        chat == OPENING and not raw
-    ]
-    assert result.answer == (None if chat == OPENING and not raw else "18")
-    attempts = [node.id for node in result.tree if node.score is not None]
-    assert len(attempts) == 2
+    begun = chat == OPENING and not raw
+    assert [branch.answer_text is None for branch in result.branches] == [begun]
+    assert result.answer == (None if begun else "18")
+    assert sum(node.score is not None for node in result.tree) == 2
 
 
 def test_each_turn_begins_as_its_own_prompt_says() -> None:
@@ -194,7 +184,7 @@ def test_an_attempt_that_is_told_again_keeps_the_marks_of_its_thought(
 
     search = Revision(n=1, attempts=4, memory=1, feedback="Again.")
     template = PromptTemplate(keep_generated=True)
-    result = solved(search, says, tokenizer, verifier=Scores(lambda branch: 0.5), template=template)
+    result = solved(search, says, tokenizer, verifier=HALF, template=template)
     assert result.answer is not None and len(asked) == 4
     for place in (2, 3):
         prompt = tokenizer.decode(asked[place])
@@ -210,26 +200,23 @@ def test_a_probe_asks_in_the_thought_and_its_answer_counts() -> None:
         return "8}"[len(said) :] if asked else chain[len(before) :]
 
     result = solved(CertaintyProbe(max_tokens=40, every=4), says)
-    assert result.answer == "8" and result.best is not None
+    assert result.answer == "8"
     assert result.best.answer_text == PROBE + "8}" and result.best.thought.startswith("maybe")
 
 
 def test_budget_forcing_takes_the_mark_of_the_model() -> None:
     turns = iter(["12</think>", "13</think>", "The answer is 14."])
     result = solved(BudgetForcing(waits=1), lambda branch: next(turns))
-    assert result.best is not None and result.best.text == "12Wait13</think>The answer is 14."
+    assert result.best.text == "12Wait13</think>The answer is 14."
     assert result.answer == "14"
 
 
 def test_an_answer_that_is_forced_counts_with_any_mark_or_none() -> None:
     for tokenizer, end in ((R1, "</think>"), (MAGISTRAL, ""), (thinker(OPENING), "")):
-        turns = iter(["The answer is 12", " 14"])
-        result = solved(
-            BudgetForcing(thinking_tokens=10), lambda branch, turns=turns: next(turns), tokenizer
-        )
-        assert (
-            result.best is not None and result.best.text == f"The answer{end}\n\nFinal Answer: 14"
-        )
+        said = iter(["The answer is 12", " 14"])
+        search = BudgetForcing(thinking_tokens=10)
+        result = solved(search, lambda branch, said=said: next(said), tokenizer)
+        assert result.best.text == f"The answer{end}\n\nFinal Answer: 14"
         assert result.answer == "14"
         assert result.best.answer_text == ("\n\nFinal Answer: 14")
 
@@ -253,14 +240,8 @@ def test_an_answer_that_was_only_thought_of_is_not_rated() -> None:
     right = "3 * 4 = 12\nThe answer is 12."
 
     def score(text: str, tokenizer: Any = R1) -> float:
-        result: Result = solve(
-            BestOfN(n=1),
-            problem=question,
-            engine=Thinking([text], tokenizer),
-            verifier=ArithmeticVerifier(),
-        )
-        assert result.best is not None and result.best.score is not None
-        return result.best.score
+        options: Any = {"engine": Thinking([text], tokenizer), "verifier": ArithmeticVerifier()}
+        return solve(BestOfN(n=1), problem=question, **options).best.score
 
     plain = score(right, thinker(TURNS))
     assert score(f"So 5, no.</think>{right}") == plain == score(f"</think>{right}")
@@ -277,7 +258,6 @@ def test_a_thought_has_a_limit_of_its_own_and_is_closed_with_a_phrase() -> None:
     said = iter(["0123456789", "The answer is 7."])
     backend = Thinking(lambda branch: next(said), R1)
     result = solve(Greedy(max_tokens=6, thinking_tokens=8), problem="q", engine=backend)
-    assert result.best is not None
     assert result.best.text == "01234567</think>\n\nFinal Answer:The an"
     assert result.best.thought == "01234567"
     assert result.best.answer_text == "\n\nFinal Answer:The an"
@@ -289,7 +269,7 @@ def test_a_thought_has_a_limit_of_its_own_and_is_closed_with_a_phrase() -> None:
 
 def test_a_thought_that_ends_by_itself_leaves_the_answer_its_own_limit() -> None:
     result = solved(Greedy(max_tokens=5, thinking_tokens=100), ["a long thought</think>123456789"])
-    assert result.best is not None and result.best.text == "a long thought</think>12345"
+    assert result.best.text == "a long thought</think>12345"
     # the mark is one token, and belongs to the thought
     assert (result.usage.thinking_tokens, result.usage.generated_tokens) == (15, 20)
     (node,) = (node for node in result.tree if node.parent is not None)
@@ -310,7 +290,7 @@ def test_a_thought_that_the_model_begins_itself_counts_apart(
 ) -> None:
     search = Greedy(max_tokens=40, thinking_tokens=100)
     result = solved(search, [said], tokenizer)
-    assert result.best is not None and result.best.answer_text == "123456789"
+    assert result.best.answer_text == "123456789"
     assert thought in result.best.thought
     written = tokenizer.encode(said, add_special_tokens=False)
     tokens = len(written) - len("123456789")  # all others are thought, but for the opening mark
@@ -333,28 +313,27 @@ def test_thoughts_are_closed_by_the_models_own_mark(tokenizer: Any, closing: str
     said = iter([f"{opening}0123456789", "7"])
     backend = Thinking(lambda branch: next(said), tokenizer)
     result = solve(Greedy(max_tokens=40, thinking_tokens=4, final=""), problem="q", engine=backend)
-    assert result.best is not None
     whole = tokenizer.decode(result.best.generated)
     assert whole == f"{opening}0123{closing}\n\n7<eos>" and result.answer == "7"
 
 
 def test_without_a_limit_thoughts_count_to_the_answers() -> None:
     result = solved(Greedy(max_tokens=5, thinking_tokens=None), ["a long thought</think>12345"])
-    assert result.best is not None and result.best.text == "a lon"
+    assert result.best.text == "a lon"
     assert result.usage.thinking_tokens == result.usage.generated_tokens == 5
 
 
 def test_strings_that_end_an_answer_end_no_thought() -> None:
     said = ["so#no, 3</think>The answer is 4.#5"]
     result = solved(Greedy(), said, end=["#"])
-    assert result.best is not None and result.best.answer_text == "The answer is 4.#"
+    assert result.best.answer_text == "The answer is 4.#"
 
 
 def test_a_thought_leaves_the_context_room_for_the_answer() -> None:
     said = iter(["0123456789" * 20, "7"])
     backend = Thinking(lambda branch: next(said), R1, longest=100)
     result = solve(Greedy(max_tokens=20), problem="q", engine=backend, template=SHORT)
-    assert result.answer == "7" and result.best is not None
+    assert result.answer == "7"
     assert len(result.best.tokens) <= 100 - 20 + 2
 
 
@@ -376,7 +355,7 @@ def test_each_answer_of_a_chain_has_a_thought_of_its_own() -> None:
         return "7" if "Final" in branch.text else "0123456789"
 
     search = Revision(n=1, attempts=2, max_tokens=5, thinking_tokens=4)
-    result = solved(search, says, verifier=Scores(lambda branch: 0.5))
+    result = solved(search, says, verifier=HALF)
     written = [node.text for node in result.tree if node.text.endswith("7")]
     assert written == ["0123</think>\n\nFinal Answer:7"] * 2
 
@@ -390,8 +369,8 @@ def stepped(thinking_step: Any, said: str, **settings: Any) -> list[str]:
         beam_size=1, beam_width=1, thinking_step=thinking_step, delimiter="\n",
         **{"max_steps": 20, "step_tokens": 60} | settings
     )  # fmt: skip
-    result = solved(search, [said], verifier=Scores(lambda branch: 0.5))
-    assert result.best is not None and "".join(result.best.steps) == result.best.text
+    result = solved(search, [said], verifier=HALF)
+    assert "".join(result.best.steps) == result.best.text
     return result.best.steps
 
 
@@ -420,7 +399,6 @@ def test_a_parted_thought_is_closed_at_its_limit() -> None:
 def prompt_of(search: Any, tokenizer: Any, **options: Any) -> str:
     backend = Thinking(["7"], tokenizer)
     result = solve(search, problem="q", engine=backend, **options)
-    assert result.best is not None
     return str(tokenizer.decode(result.best.tokens[: result.best.prompt_length]))
 
 
@@ -436,7 +414,7 @@ def test_thinking_is_switched_by_the_chat_template() -> None:
 
 def test_without_a_switch_the_thought_is_ended_at_once() -> None:
     result = solved(Greedy(thinking="off"), lambda branch: "The answer is 4.")
-    assert result.best is not None and result.answer == "4" and result.best.thought == ""
+    assert result.answer == "4" and result.best.thought == ""
     assert "</think>\n\n" in R1.decode(result.best.tokens)
     assert result.usage.thinking_tokens == 0
 
@@ -450,8 +428,6 @@ def test_a_switch_that_is_not_there_is_refused() -> None:
     asked = PromptTemplate(options={"enable_thinking": False})
     with pytest.raises(InvalidInput, match="sets the chat template's enable_thinking to True"):
         solve(Greedy(thinking="on"), problem="q", engine=Thinking(["7"], QWEN3), template=asked)
-    with pytest.raises(InvalidInput, match="thinking='yes'"):
-        Greedy(thinking="yes")  # type: ignore[arg-type]
     assert solve(Greedy(thinking="off"), problem="q", engine=Thinking(["7"], plain)).answer == "7"
 
 
@@ -461,14 +437,12 @@ def test_a_switch_that_is_not_there_is_refused() -> None:
 def test_a_verifier_rates_thoughts_or_answers_by_its_switch() -> None:
     said = "One\nis it 3?</think>So\nThe answer is 4."
     result = solved(Greedy(), [said])
-    assert result.best is not None
     model: Any = (None, None)
     assert rated_text(result.best, thoughts=True) == said
     assert rated_text(result.best, thoughts=False) == "So\nThe answer is 4."
     assert all(kind(model).thoughts for kind in (ValueHead, QwenPRM, ThinkPRM))
     assert not any(kind(model).thoughts for kind in (OutcomeReward, LLMJudge))
     cut = solved(Greedy(thinking_tokens=None, max_tokens=5), [said])
-    assert cut.best is not None
     assert rated_text(cut.best, thoughts=False) == said[:5]
 
 
@@ -534,9 +508,8 @@ def test_every_search_runs_over_a_model_that_thinks(search: Any) -> None:
         seen.append([(branch.text, branch.score) for branch in results[0].branches])
     assert seen[0] == seen[1]
     backend = Thinker()
-    limited = solve(
-        search, problem="1?", engine=backend, verifier=verifier, max_generated_tokens=23
-    )
+    options: Any = {"engine": backend, "verifier": verifier, "max_generated_tokens": 23}
+    limited = solve(search, problem="1?", **options)
     assert limited.usage.generated_tokens <= 23 and not backend.live
 
 

@@ -4,12 +4,10 @@ the whole chat."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from search import (
     Append,
@@ -25,7 +23,7 @@ from search import (
 )
 from tests.helpers.chains import chain
 from tests.helpers.chats import CHATS, QUESTION, WORDS
-from tests.helpers.engines import GREEDY
+from tests.helpers.engines import GREEDY, random_llama
 from tests.helpers.scripted import Scores
 from tests.helpers.thinking import SWITCHED, Thinking, thinker
 from tests.helpers.tiers import slow
@@ -38,9 +36,7 @@ from ttc.text.prompt import PromptTemplate
 class Asking(Search):
     """Three answers, each but the first after the same words of the user."""
 
-    @property
-    def needs_verifier(self) -> bool:
-        return False
+    needs_verifier = False
 
     def run(self, root: Any, case: Case) -> SearchSteps:
         branches = yield Expand([root], 1, Step(4, end=case.end), self.sampling)
@@ -74,28 +70,23 @@ def test_the_turns_of_a_search_make_the_whole_chat(name: str, system: str | None
     assert engine.kv_bytes() == 0
 
 
-def test_a_template_that_leaves_answers_out_fails_the_problem_and_says_what_to_do() -> None:
-    chat = CHATS["chatml"]
-    words = chat.tokenizer
+def test_a_template_that_leaves_answers_out_fails_the_problem_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = CHATS["chatml"].tokenizer
     engine = Engine(chain("four", words, after="\n"), words)
-    last = (
-        "{{ '<|im_start|>user\n' + messages[-1]['content'] + '<|im_end|>\n<|im_start|>assistant\n' "
-        "}}"
-    )
-    was, words.chat_template = words.chat_template, last
-    try:
-        result = solve(
-            Asking(), problem=[QUESTION], engine=engine, template=PromptTemplate("{question}")
-        )[0]
-    finally:
-        words.chat_template = was
-    assert result.error is not None and "leaves out a message of the user" in result.error
+    last = "{{ '<|im_start|>user\n' + messages[-1].content + '<|im_end|>\n' }}"
+    last += "{{ '<|im_start|>assistant\n' }}"
+    monkeypatch.setattr(words, "chat_template", last)
+    (result,) = solve(Asking(), problem=[QUESTION], engine=engine, template=PLAIN)
+    assert "leaves out a message of the user" in str(result.error)
     assert engine.kv_bytes() == 0
 
 
 # ---------------------------------------------------------------- where the whole chat begins
 # otherwise
 
+PLAIN = PromptTemplate("{question}")
 THOUGHT = "<think>\nEasy.\n</think>\n\n"
 
 
@@ -153,19 +144,11 @@ def test_every_attempt_of_a_search_stands_on_the_whole_chat(name: str) -> None:
         for later in ([], [says[0], WORDS], [says[0], WORDS, says[1], WORDS])
     ]
     written = [[*backend.encode(text), words.eos_token_id] for text in says]
-    expected = [
-        ids[0],
-        ids[0] + written[0],
-        ids[1],
-        ids[1] + written[1],
-        ids[2],
-        ids[2] + written[2],
-    ]
+    expected = [tokens for i in range(3) for tokens in (ids[i], ids[i] + written[i])]
     assert sequences(result) == expected
     best = result.best
-    assert (
-        best.tokens == expected[-1] and best.prompt_length == len(ids[2]) and best.path == (0,) * 5
-    )
+    assert best.tokens == expected[-1]
+    assert best.prompt_length == len(ids[2]) and best.path == (0,) * 5
     assert best.text == says[2] and best.answer_text.strip() == "six" and best.steps == [says[2]]
     assert [node.score for node in result.tree] == [None, 1.0, None, 3.0, None, 5.0]
     assert not backend.live
@@ -187,7 +170,7 @@ def test_answers_that_are_put_after_the_question_anew_are_part_of_the_whole_chat
     says = [f"{THOUGHT}{answer}" for answer in ("four", "five", "six")]
     backend = Thinking(lambda branch: next(left), words)
     left = iter(says)
-    result = revised(backend, PromptTemplate("{question}"), memory=1)
+    result = revised(backend, PLAIN, memory=1)
     prompt = whole(words, QUESTION, says[1], WORDS)
     assert sequences(result)[-1] == [*prompt, *backend.encode(says[2]), words.eos_token_id]
 
@@ -201,10 +184,9 @@ def test_a_critique_stands_on_the_whole_chat_too() -> None:
         return says[len(seen) - 1]
 
     search = SelfRefine(feedback="Check.", rewrite="Rewrite.")
-    template = PromptTemplate("{question}")
     backend = Thinking(script, words)
-    result = solve(search, problem=QUESTION, engine=backend, template=template)
-    assert result.best is not None and result.best.answer_text == "\n\nfive"
+    result: Any = solve(search, problem=QUESTION, engine=backend, template=PLAIN)
+    assert result.best.answer_text == "\n\nfive"
     later = [says[0], "Check.", says[1], "Rewrite.", says[2], "Check."]
     assert seen == [whole(words, QUESTION, *later[: 2 * turn]) for turn in range(4)]
 
@@ -218,15 +200,14 @@ MARKED = (
 
 def test_of_thoughts_between_special_tokens_the_answer_alone_is_sent() -> None:
     tokenizer = thinker(MARKED, ("[THINK]", "[/THINK]"))
-    backend = Thinking(
-        lambda branch: f"[THINK]Easy.[/THINK]{'four' if len(branch.path) == 1 else 'five'}",
-        tokenizer,
-    )
+
+    def says(branch: Any) -> str:
+        return f"[THINK]Easy.[/THINK]{'four' if len(branch.path) == 1 else 'five'}"
+
     for settings in ({}, {"memory": 1}):
-        result = revised(backend, PromptTemplate("{question}"), attempts=2, **settings)
-        assert result.best.tokens[: result.best.prompt_length] == whole(
-            tokenizer, QUESTION, "four", WORDS
-        )
+        result = revised(Thinking(says, tokenizer), PLAIN, attempts=2, **settings)
+        prompt = result.best.tokens[: result.best.prompt_length]
+        assert prompt == whole(tokenizer, QUESTION, "four", WORDS)
         assert result.best.answer_text == "five" and result.best.thought == "Easy."
 
 
@@ -244,11 +225,8 @@ class Varied(Asking):
 
 def test_a_chat_goes_on_from_the_phrasing_and_the_words_that_it_began_with() -> None:
     tokenizer = CHATS["chatml"].tokenizer
-    backend = Thinking(lambda branch: "ur", tokenizer)
-    result = solve(
-        Varied(), problem=QUESTION, engine=backend, template=PromptTemplate("Q: {question}")
-    )
-    assert result.best is not None
+    backend, template = Thinking(lambda branch: "ur", tokenizer), PromptTemplate("Q: {question}")
+    result: Any = solve(Varied(), problem=QUESTION, engine=backend, template=template)
     prompt = result.best.tokens[: result.best.prompt_length]
     assert prompt == whole(tokenizer, f"Solve {QUESTION}", "four", WORDS)
 
@@ -263,7 +241,7 @@ class Pieces(Thinking):
 def test_an_answer_in_other_pieces_is_sent_in_those_of_smollm2s_tokenizer() -> None:
     tokenizer = load_tokenizer("smollm2-135m")
     backend = Pieces(lambda branch: "The answer is 4.", tokenizer)
-    result = revised(backend, PromptTemplate("{question}"), attempts=2)
+    result = revised(backend, PLAIN, attempts=2)
     first, prompt = sequences(result)[1], result.best.tokens[: result.best.prompt_length]
     assert prompt == whole(tokenizer, QUESTION, "The answer is 4.", WORDS)
     assert prompt[: len(first) - 1] != first[:-1]
@@ -273,21 +251,9 @@ def test_an_answer_in_other_pieces_is_sent_in_those_of_smollm2s_tokenizer() -> N
 # ---------------------------------------------------------------- on an engine
 
 
-def random_engine(tokenizer: Any, **options: Any) -> Engine:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        initializer_range=0.4,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    return Engine(LlamaForCausalLM(config).eval(), tokenizer, **options)
+def random_engine(tokenizer: Any) -> Engine:
+    model = random_llama(len(tokenizer), 1024, 0.4, eos=None)
+    return Engine(model.eval(), tokenizer)
 
 
 @dataclass(frozen=True)
@@ -303,17 +269,14 @@ class Greedy(Asking):
         return branches
 
 
-@cache
-def smollm2() -> Any:
-    return load_tokenizer("smollm2-135m")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen_3", "llama_3", slow("smollm2"), slow("switched")])
 def test_an_engine_answers_the_whole_chat_as_a_new_prompt(name: str) -> None:
-    tokenizer = {"smollm2": smollm2, "switched": lambda: thinker(SWITCHED)}.get(
-        name, lambda: CHATS[name].tokenizer
-    )()
+    own = {
+        "smollm2": partial(load_tokenizer, "smollm2-135m"),
+        "switched": partial(thinker, SWITCHED),
+    }
+    tokenizer = own[name]() if name in own else CHATS[name].tokenizer
     options = {"enable_thinking": False} if name == "switched" else {}
     engine = random_engine(tokenizer)
     template = PromptTemplate("{question}", options=options)
@@ -329,17 +292,13 @@ def test_an_engine_answers_the_whole_chat_as_a_new_prompt(name: str) -> None:
             prompt = whole(tokenizer, QUESTION, *later, **options)
             assert tokens[: len(prompt)] == prompt
             plain = random_engine(tokenizer)
-            hint = (
-                tokenizer.encode("ab"[node.path[0]], add_special_tokens=False) if not said else []
-            )
-            root = plain.root([*prompt, *hint])
+            hint = "" if said else "ab"[node.path[0]]
+            root = plain.root([*prompt, *tokenizer.encode(hint, add_special_tokens=False)])
             plain.generate([root], 24, sampling=GREEDY)
             assert root.tokens == tokens
             said.append(engine.decode(tokens[len(prompt) :]))
     assert engine.kv_bytes() == 0
-    assert any(
-        node.start < len(nodes[node.parent]) for node in result.tree if node.parent is not None
-    )
+    assert any(node.start < len(nodes[node.parent]) for node in result.tree[1:])
 
 
 def test_a_branch_may_be_forked_from_an_earlier_place() -> None:

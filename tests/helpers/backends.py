@@ -200,6 +200,14 @@ class Dictated(FakeBackend):
         branch.end_step(branch.finish_reason or "length")
 
 
+class Unsure(FakeBackend):
+    """Tokens whose log-probabilities differ from branch to branch and from place to place."""
+
+    def next_letter(self, branch: Branch, start: int) -> tuple[str, float]:
+        letter, _ = super().next_letter(branch, start)
+        return letter, -(random_key(branch.key, start) % 100) / 60
+
+
 def branch_of(text: str = "", score: float | None = None) -> Branch:
     """A branch of no backend, with what it has written and its score."""
     branch = Branch([0], None, 0, Usage(), lambda tokens: "".join(map(chr, tokens)))

@@ -75,12 +75,11 @@ class Scores:
 
 def searched(
     search: Search, tree: HandMadeTree, scores: Scores | Mapping[str, float], **options: Any
-) -> Result:
+) -> Any:
     """The result of a search on a tree; nothing of it stays live."""
     verifier = scores if isinstance(scores, Scores) else Scores(scores)
-    result = solve(
-        search, problem="q", engine=tree, verifier=verifier, extract=lambda text: text, **options
-    )
+    options |= {"engine": tree, "verifier": verifier, "extract": lambda text: text}
+    result: Any = solve(search, problem="q", **options)
     assert result.error is None and not tree.live
     assert result.usage.generated_tokens == tree.written
     return result

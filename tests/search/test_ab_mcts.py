@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from search import ABMCTS, Result, solve
 from search.ab_mcts import PRIOR, AnswerNode
 from tests.helpers.backends import FakeBackend
-from tests.helpers.scripted import Scores
+from tests.helpers.scripted import Scores, Scripted
 from tests.helpers.tiers import examples
 from ttc import Branch
 from ttc.sampling import random_key
@@ -27,9 +27,9 @@ def score_of(branch: Branch) -> float:
     return random_key("score", branch.text) % 101 / 100
 
 
-def run(search: ABMCTS, backend: Any = None, problem: str = "q", **options: Any) -> Result:
+def run(search: ABMCTS, backend: Any = None, **options: Any) -> Any:
     backend = backend or FakeBackend(longest=10_000)
-    result = solve(search, problem=problem, engine=backend, verifier=Scores(score_of), **options)
+    result = solve(search, problem="q", engine=backend, verifier=Scores(score_of), **options)
     assert result.error is None
     return result
 
@@ -56,12 +56,8 @@ def test_the_belief_after_one_observation() -> None:
     belief = PRIOR.posterior([0.8])
     assert (belief.kappa, belief.nu) == (2, 2)
     assert belief.m == pytest.approx(0.4) and belief.tau2 == pytest.approx(0.21)
-    assert PRIOR.posterior([]) == PRIOR and (PRIOR.m, PRIOR.kappa, PRIOR.nu, PRIOR.tau2) == (
-        0,
-        1,
-        1,
-        0.1,
-    )
+    assert PRIOR.posterior([]) == PRIOR
+    assert (PRIOR.m, PRIOR.kappa, PRIOR.nu, PRIOR.tau2) == (0, 1, 1, 0.1)
 
 
 # ---------------------------------------------------------------- going down and up
@@ -101,9 +97,8 @@ def reference(scores: Callable[[int], float], rng: np.random.Generator, n: int) 
         while kids[at]:
             if draw(gen[at]) >= draw(cont[at]):
                 break
-            at = kids[at][
-                max(range(len(kids[at])), key=[draw(own[c]) for c in kids[at]].__getitem__)
-            ]
+            draws = [draw(own[kid]) for kid in kids[at]]
+            at = kids[at][draws.index(max(draws))]
         parent[new] = at
         kids[at].append(new)
         reward = scores(new)
@@ -123,19 +118,13 @@ def test_against_a_plain_reference(seed: int, n: int) -> None:
     found = answers(result)
     rng = np.random.default_rng(random_key(random_key(seed, "q"), "search"))
     assert [parent for parent, _ in found] == reference(lambda i: found[i][1], rng, n)
-    assert result.best is not None and result.best.score == max(score for _, score in found)
+    assert result.best.score == max(score for _, score in found)
 
 
 def test_the_earliest_of_equally_good_answers_wins() -> None:
-    result = solve(
-        ABMCTS(iterations=6, max_tokens=4),
-        problem="q",
-        engine=FakeBackend(),
-        verifier=Scores(lambda branch: 0.5),
-    )
-    assert (
-        result.best is not None and result.best is result.branches[0] and result.best.path == (0,)
-    )
+    search, verifier = ABMCTS(iterations=6, max_tokens=4), Scores(lambda branch: 0.5)
+    result = solve(search, problem="q", engine=FakeBackend(), verifier=verifier)
+    assert result.best is result.branches[0] and result.best.path == (0,)
 
 
 # ---------------------------------------------------------------- the model
@@ -167,22 +156,14 @@ def test_an_answer_with_no_room_for_a_refinement_is_not_refined() -> None:
 
 
 def test_each_answer_keeps_one_branch() -> None:
-    backend, held = FakeBackend(longest=10_000), list[int]()
-    plain = backend.generate
-
-    def generate(branches: Any, *args: Any, **options: Any) -> None:
-        held.append(len(backend.live))
-        plain(branches, *args, **options)
-
-    backend.generate = generate  # type: ignore[method-assign]
+    backend = Scripted(lambda branch: f"{branch.key % 7}0", longest=10_000)
     run(ABMCTS(iterations=9, max_tokens=6, feedback="Again."), backend)
-    assert held == [i + 2 for i in range(9)]  # the root, the answers so far, and the next one
+    # the root, the answers so far, and the next one
+    assert [len(held) for held in backend.held] == [i + 2 for i in range(9)]
 
 
 @pytest.mark.parametrize("score", [-0.1, 1.2])
 def test_ratings_outside_the_range_stop_the_problem_with_a_reason(score: float) -> None:
-    backend = FakeBackend()
-    (result,) = solve(
-        ABMCTS(), problem=["q"], engine=backend, verifier=Scores(lambda branch: score)
-    )
-    assert result.error is not None and "rates in [0, 1]" in result.error and not backend.live
+    backend, verifier = FakeBackend(), Scores(lambda branch: score)
+    (result,) = solve(ABMCTS(), problem=["q"], engine=backend, verifier=verifier)
+    assert "rates in [0, 1]" in str(result.error) and not backend.live

@@ -51,8 +51,8 @@ class Reader(Scripted):
         return super().variants(root, prompts, suffixes)
 
 
-def run(backend: Any, search: Aggregate, **options: Any) -> Result:
-    result: Result = solve(search, problem="q", engine=backend, **options)
+def run(backend: Any, search: Aggregate, **options: Any) -> Any:
+    result = solve(search, problem="q", engine=backend, **options)
     assert result.error is None and not getattr(backend, "live", None)
     return result
 

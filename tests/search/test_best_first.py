@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from search import BestFirst, Result, solve
+from search import BestFirst, solve
 from tests.helpers.scripted import Path, Scores, Scripted, continued
 
 SCORES: dict[Path, float] = {
@@ -25,7 +25,7 @@ class Priced(Scores):
         return sum(50 if len(branch.path) == 2 else 1 for branch in branches)
 
 
-def run(ends: set[Path], steps: int, verifier: type[Scores] = Scores, **options: Any) -> Result:
+def run(ends: set[Path], steps: int, verifier: type[Scores] = Scores, **options: Any) -> Any:
     """A tree whose steps are one letter each, a 0 where a branch ends."""
     backend = Scripted(lambda branch: "0" if branch.path in ends else "x")
     search = BestFirst(beam_size=1, beam_width=2, step_tokens=1, max_steps=steps)
@@ -47,9 +47,9 @@ def test_a_finished_branch_answers_before_a_better_one_that_is_open() -> None:
 
 def test_a_budget_ends_it_with_the_best_so_far() -> None:
     result = run({(1,)}, 4, max_tokens=3)
-    assert result.stopped == "max_tokens" and result.best is not None and result.best.path == (1,)
+    assert result.stopped == "max_tokens" and result.best.path == (1,)
     result = run(set(), 4, max_calls=1)
-    assert result.stopped == "max_calls" and result.best is not None and result.best.path == (0,)
+    assert result.stopped == "max_calls" and result.best.path == (0,)
 
 
 def test_a_rating_beyond_the_budget_loses_no_finished_branch() -> None:

@@ -91,7 +91,7 @@ def test_a_branch_that_was_being_written_keeps_what_it_has() -> None:
     engine, cancel = make_engine(context=160), threading.Event()
     search, asked = SelfConsistency(n=2, max_tokens=50), {"problem": "1", "template": PLAIN}
     with at_pass(engine, 6, cancel.set):
-        result: Any = solve(search, engine=engine, cancel=cancel, **asked)
+        result = solve(search, engine=engine, cancel=cancel, **asked)
     whole: Any = solve(search, engine=engine, **asked)
     assert result.stopped == "cancelled"
     entire = {branch.path: branch.generated for branch in whole.branches}
@@ -186,7 +186,7 @@ def test_last_words_that_are_cut_off_are_part_of_the_answer() -> None:
     assert whole.stopped == "max_tokens"
     engine = make_engine(context=160)
     with at_pass(engine, len(passes) - 4, cancel.set):
-        result: Any = solve(search, engine=engine, cancel=cancel, **options)
+        result = solve(search, engine=engine, cancel=cancel, **options)
     assert result.stopped == "cancelled"
     assert whole.best.generated[: len(result.best.generated)] == result.best.generated
     assert 8 + len("=") < len(result.best.generated) < len(whole.best.generated)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from search import BudgetForcing, Result, solve
+from search import BudgetForcing, solve
 from tests.helpers.scripted import Scripted
 from ttc import Branch
 
@@ -21,7 +21,7 @@ class Thought(Scripted):
         super().write_step(branch, limit, *ends)
 
 
-def run(backend: Any, search: BudgetForcing, **options: Any) -> Result:
+def run(backend: Any, search: BudgetForcing, **options: Any) -> Any:
     result = solve(search, problem="q", engine=backend, extract=lambda text: text, **options)
     assert not getattr(backend, "live", None)
     return result

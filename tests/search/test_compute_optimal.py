@@ -66,4 +66,4 @@ def test_a_budget_that_is_spent_leaves_the_first_samples_to_choose_from() -> Non
     result = solve(
         search, problem="q 0.5", engine=FakeBackend("12"), verifier=ByQuestion(), max_tokens=8
     )
-    assert result.stopped == "max_tokens" and result.best is not None and result.best.score == 0.5
+    assert result.stopped == "max_tokens" and result.best.score == 0.5

@@ -276,7 +276,6 @@ def test_a_models_own_verdict_follows_the_whole_conversation() -> None:
     verifier = SelfVerifier()
     search = BestOfN(n=1, max_tokens=8)
     result = solve(search, problem=TALK, engine=local, verifier=verifier)
-    assert result.best is not None
     words = f"<|im_end|>\n<|im_start|>user\n{verifier.question}<|im_end|>\n<|im_start|>assistant\n"
     (end,) = local.encode("<|im_end|>")
     tokens = local.encode(written(local.tokenizer, TALK))

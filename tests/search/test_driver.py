@@ -153,9 +153,7 @@ def test_a_verifier_that_fails_fails_its_problem_alone(
 
 def test_a_failed_search_gives_its_best_so_far(backend: Any) -> None:
     verifier = FailsLater(RuntimeError("no weights"))
-    result: Any = solve(
-        BestOfN(n=4, max_tokens=5), engine=backend, verifier=verifier, problem="bad"
-    )
+    result = solve(BestOfN(n=4, max_tokens=5), engine=backend, verifier=verifier, problem="bad")
     assert result.error is None and result.best.score == max(b.score for b in result.branches)
     result = solve(BEAM, engine=backend, verifier=verifier, problem="bad")
     assert result.error is not None and result.best is result.branches[0]
@@ -230,7 +228,7 @@ def test_what_a_gate_stopped_is_pruned(
 
     monkeypatch.setattr(backend, "generate", gated)
     verifier = Scores(lambda branch: rated.append(branch) or 1.0)
-    result: Any = solve(search, problem="1 + 1 = ?", engine=backend, verifier=verifier)
+    result = solve(search, problem="1 + 1 = ?", engine=backend, verifier=verifier)
     assert rated and not any(branch.gated for branch in [*rated, *result.branches])
     assert not backend.live and result.best is not None
     assert {node.status for node in result.tree if node.score is None} <= {"root", "pruned"}

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from search import MCTS, Result, solve
 from search.mcts import puct, uct
-from tests.helpers.scripted import Scores, Scripted
+from tests.helpers.scripted import RandomValues, Scores, Scripted
 from tests.helpers.tiers import examples
 from ttc import Branch
-from ttc.sampling import random_key
 
 STEP, ROLLOUT = 2, 5
 
@@ -53,7 +52,7 @@ def states(result: Result) -> list[str]:
     return continued
 
 
-def run(search: MCTS, scores: Any, backend: Tree, **options: Any) -> Result:
+def run(search: MCTS, scores: Any, backend: Tree, **options: Any) -> Any:
     """Solve one problem. scores: of the letters of each state, a rollout's y among them."""
 
     def rate(branch: Branch) -> float:
@@ -65,10 +64,8 @@ def run(search: MCTS, scores: Any, backend: Tree, **options: Any) -> Result:
 
 
 def small(**settings: Any) -> MCTS:
-    return MCTS(
-        **{"beam_width": 2, "step_tokens": STEP, "rollout": False, "rollout_tokens": ROLLOUT}
-        | settings
-    )
+    sizes = {"beam_width": 2, "step_tokens": STEP, "rollout": False, "rollout_tokens": ROLLOUT}
+    return MCTS(**sizes | settings)
 
 
 # ---------------------------------------------------------------- formulas
@@ -81,9 +78,8 @@ def test_uct_is_the_mean_and_a_bonus_for_what_was_seldom_tried() -> None:
 
 
 def test_puct_has_alphazeros_constants() -> None:
-    assert puct(0.5, 0.3, 2, 10) == pytest.approx(
-        0.5 + 0.3 * 3.16227766 / 3 * (math.log(19663 / 19652) + 1.25)
-    )
+    factor = math.log(19663 / 19652) + 1.25
+    assert puct(0.5, 0.3, 2, 10) == pytest.approx(0.5 + 0.3 * 3.16227766 / 3 * factor)
     assert puct(0.0, 0.8, 0, 1) > puct(0.0, 0.2, 0, 1) > 0  # priors count at the first visit
 
 
@@ -102,16 +98,13 @@ def reference(search: MCTS, scores: Any, ends: Any, priors: Any) -> list[str]:
         def number(child: str) -> float:
             n = visits[child]
             if search.rule == "uct":
-                return (
-                    totals[child] / n + 2**0.5 * (math.log(parent_visits) / n) ** 0.5
-                    if n
-                    else math.inf
-                )
+                if not n:
+                    return math.inf
+                return totals[child] / n + 2**0.5 * (math.log(parent_visits) / n) ** 0.5
             value = totals[child] / n if n else scores[child]
             share = priors[child] / weight
-            return value + share * parent_visits**0.5 / (1 + n) * (
-                math.log((parent_visits + 19653) / 19652) + 1.25
-            )
+            factor = math.log((parent_visits + 19653) / 19652) + 1.25
+            return value + share * parent_visits**0.5 / (1 + n) * factor
 
         return max(children[state], key=lambda child: round(number(child), 9))
 
@@ -129,22 +122,6 @@ def reference(search: MCTS, scores: Any, ends: Any, priors: Any) -> list[str]:
     return list(children)
 
 
-class Random:
-    """Numbers for states: scores of two digits; as a set, a quarter of all states."""
-
-    def __init__(self, seed: int):
-        self.seed = seed
-
-    def __getitem__(self, state: str) -> float:
-        return random_key(self.seed, state) % 90 / 100 + 0.1
-
-    def get(self, state: str, default: float) -> float:
-        return self[state]
-
-    def __contains__(self, state: str) -> bool:
-        return state != "" and random_key(self.seed, "end", state.replace("x", "")) % 4 == 0
-
-
 @settings(max_examples=examples(80))
 @given(
     seed=st.integers(0, 10**6),
@@ -157,21 +134,19 @@ class Random:
 def test_against_a_plain_reference(
     seed: int, rule: Any, rollout: bool, width: int, depth: int, iterations: int
 ) -> None:
-    search = small(
-        rule=rule, rollout=rollout, beam_width=width, max_depth=depth, iterations=iterations
-    )
-    values, priors = Random(seed), Random(seed + 1)
+    sizes = {"beam_width": width, "max_depth": depth, "iterations": iterations}
+    search = small(rule=rule, rollout=rollout, **sizes)
+    values, priors = RandomValues(seed), RandomValues(seed + 1)
     backend = Tree(values, logprob=lambda text: math.log(priors[text[::2]]))
     result = run(search, values, backend)
     assert [state[::2] for state in states(result)] == reference(search, values, values, priors)
-    assert result.best is not None
     assert result.best.score == max(b.score or 0.0 for b in result.branches)
 
 
 def test_one_iteration_is_one_expansion_one_rating_and_one_rollout() -> None:
     backend = Tree()
     result = run(small(iterations=1, rollout=True), {"a": 0.4, "ayyyy": 0.9}, backend)
-    assert backend.calls == [2, 1] and result.best is not None
+    assert backend.calls == [2, 1]
     assert (result.best.text, result.best.score) == ("axyyyy0", 0.9)
 
 
@@ -182,10 +157,9 @@ def test_only_what_can_still_be_continued_keeps_its_keys_and_values() -> None:
 
 
 def test_nothing_fails_where_every_answer_is_cut_off() -> None:
-    result = run(
-        small(iterations=3, rollout=True), {"ayyyyy": 0.3, "byyyyy": 0.6}, Tree(tail="yyyyy")
-    )
-    assert result.best is not None and result.best.text == "axyyyyy"
+    scores = {"ayyyyy": 0.3, "byyyyy": 0.6}
+    result = run(small(iterations=3, rollout=True), scores, Tree(tail="yyyyy"))
+    assert result.best.text == "axyyyyy"
     assert not result.best.finished and len(result.branches) == 3
     for answer in ("most_visited", "weighted_majority"):
         assert run(small(iterations=3, answer=answer), {}, Tree()).best is not None
@@ -218,10 +192,8 @@ def test_three_ways_to_answer() -> None:
 
     def answer(how: Any) -> str:
         search = small(iterations=12, answer=how, max_depth=2, exploration=0.5)
-        result = run(
-            search, scores, Tree(ends), extract=lambda text: "A" if text.startswith("a") else "B"
-        )
-        return f"{result.best.text if result.best else None} {result.answer}"
+        result = run(search, scores, Tree(ends), extract=lambda text: text[0].upper())
+        return f"{result.best.text} {result.answer}"
 
     assert answer("best_value") == "axa0 A"
     assert answer("weighted_majority") == "bxa0 B"  # 0.6 + 0.5 against 0.95

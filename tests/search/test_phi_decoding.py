@@ -10,18 +10,8 @@ import pytest
 
 from search import PhiDecoding, solve
 from search.phi_decoding import Chain, clusters, tf_idf
-from tests.helpers.backends import FakeBackend
-from ttc import Branch
+from tests.helpers.backends import FakeBackend, Unsure
 from ttc.results import Node
-from ttc.sampling import random_key
-
-
-class Unsure(FakeBackend):
-    """Tokens whose log-probabilities differ from branch to branch and from place to place."""
-
-    def next_letter(self, branch: Branch, start: int) -> tuple[str, float]:
-        letter, _ = super().next_letter(branch, start)
-        return letter, -(random_key(branch.key, start) % 100) / 60
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -32,7 +22,6 @@ def test_chains_of_steps_each_looked_at_to_the_end(seed: int) -> None:
     )
     result = solve(search, problem="q", engine=backend, seed=seed)
     assert result.error is None and not backend.live
-    assert result.best is not None
     children: dict[int | None, list[Node]] = {}
     for node in result.tree:
         children.setdefault(node.parent, []).append(node)
@@ -69,7 +58,7 @@ class Fixed:
 
 def candidate(text: str, logprob: float, before: float = 0.0) -> Chain:
     backend = FakeBackend("1")
-    (branch,) = backend.roots([[1]]).result()
+    branch = backend.root([1])
     for token in backend.encode(text):
         branch.append(token, logprob, 0.5)
     branch.end_step("length")
@@ -84,34 +73,34 @@ def test_chains_are_drawn_by_the_mean_of_two_softmaxes() -> None:
     texts, logprobs = ["so it is 4", "so it is 4", "no 9", "no 8"], [-0.5, -0.45, -0.4, -0.9]
     of = [candidate(text, value, -0.6) for text, value in zip(texts, logprobs, strict=True)]
     search, rng = PhiDecoding(beam_size=2, clusters=2), Fixed()
-    assert search.drawn(of, rng) == of[:2]  # type: ignore[arg-type]
+    assert search.drawn(of, rng) == of[:2]
     likely = softly([(value + 0.6) / 0.1 for value in logprobs[:3]])  # the last has none
     shares = softly([2 / 3, 2 / 3, 1 / 3])
     wanted = [(a + b) / 2 for a, b in zip(likely, shares, strict=True)]
     assert rng.chances == [pytest.approx(wanted)]
     # where too few have an advantage, all are drawn from
     search = PhiDecoding(beam_size=4)
-    assert search.drawn(of, rng) == of  # type: ignore[arg-type]
+    assert search.drawn(of, rng) == of
     assert rng.chances[1] == pytest.approx(softly([(value + 0.6) / 0.1 for value in logprobs]))
 
 
 def test_unlikely_steps_are_left_out_but_enough_are_kept() -> None:
     of = [candidate("a", value) for value in (-1.0, -1.0, -1.0, -4.0)]
     search, rng = PhiDecoding(beam_size=2), Fixed()
-    assert search.likely(of, rng) == of[:3]  # type: ignore[arg-type]
+    assert search.likely(of, rng) == of[:3]
     assert not rng.chances
     search = PhiDecoding(beam_size=4)
-    assert search.likely(of, rng) == of  # type: ignore[arg-type]
-    assert search.likely([], rng) == []  # type: ignore[arg-type]
+    assert search.likely(of, rng) == of
+    assert search.likely([], rng) == []
 
 
 def test_the_answer_is_one_of_the_larger_cluster() -> None:
     of = [candidate("no 9", -0.1), candidate("so it is 4", -2.0), candidate("so it is 4", -1.0)]
     search, rng = PhiDecoding(), Fixed()
-    assert search.end(of, rng) is of[1]  # type: ignore[arg-type]
+    assert search.end(of, rng) is of[1]
     assert rng.chances == [pytest.approx(softly([-20.0, -10.0]))]
-    assert search.agreed(of[1:], rng)  # type: ignore[arg-type]
-    assert not search.agreed(of, rng)  # type: ignore[arg-type]
+    assert search.agreed(of[1:], rng)
+    assert not search.agreed(of, rng)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 12, 13, 14, 25, 40])
@@ -119,8 +108,8 @@ def test_a_budget_that_ends_within_a_step_leaves_an_answer(tokens: int) -> None:
     backend = Unsure("123456789,,,0")
     search = PhiDecoding(beam_size=2, beam_width=2, step_tokens=3, max_steps=4, finish_tokens=5)
     result = solve(search, problem="q", engine=backend, max_generated_tokens=tokens)
-    assert result.best is not None and result.usage.generated_tokens <= tokens
-    assert not backend.live
+    assert result.best is not None and not backend.live
+    assert result.usage.generated_tokens <= tokens
 
 
 def test_words_of_few_texts_weigh_more() -> None:

@@ -45,7 +45,7 @@ def local() -> Engine:
 @pytest.mark.parametrize("search", [SelfConsistency(n=3, max_tokens=30, temperature=1.0), LONG])
 def test_an_answer_ends_before_the_next_question(search: Search, options: Any) -> None:
     options |= {"template": PLAIN, "answer_kind": "text"}
-    result: Any = solve(search, problem="2 + 3?", engine=local(), **options)
+    result = solve(search, problem="2 + 3?", engine=local(), **options)
     assert result.answer == "5" and result.usage.generated_tokens == ONCE * len(result.branches)
     for branch in result.branches:
         assert branch.text == " 5\n" and branch.steps == [" 5\n"]
@@ -72,7 +72,7 @@ def test_steps_of_a_search_and_what_a_verifier_reads_leave_it_out() -> None:
     search = BeamSearch(beam_size=1, beam_width=1, step_tokens=4, max_steps=9, delimiter="")
     rated = {"verifier": Scores(lambda branch: seen.append(branch.text) or 1.0)}
     options: Any = {"template": PLAIN, "answer_kind": "text", **rated}
-    result: Any = solve(search, problem="2 + 3?", engine=local(), **options)
+    result = solve(search, problem="2 + 3?", engine=local(), **options)
     assert result.best.finish_reason == "end"
     assert seen[-1] == " 5\n" and (result.best.text, result.answer) == (" 5\n", "5")
 
@@ -88,7 +88,7 @@ def test_a_text_that_was_given_does_not_end_an_answer() -> None:
 
     backend = Scripted(lambda branch: "yyyx")
     (result,) = solve(Given(), problem=["2 + 3?"], engine=backend, template=PLAIN)
-    assert result.best is not None and result.best.text.startswith("yQuestion: andy")
+    assert result.best.text.startswith("yQuestion: andy")
 
 
 def test_the_users_next_words_follow_the_question_that_the_model_has_begun() -> None:
@@ -101,7 +101,6 @@ def test_the_users_next_words_follow_the_question_that_the_model_has_begun() -> 
             return (yield Expand(told, 1, Step(30, end=case.end), self.sampling))
 
     result = solve(Twice(), problem=["2 + 3?"], engine=local(), template=PLAIN)[0]
-    assert result.best is not None
     whole = Ascii().decode(result.best.tokens)
     assert whole == "Question: 2 + 3?\nAnswer: 5\nQuestion: Sure?\nAnswer: 5\nQuestion:"
     assert result.best.text == " 5\n"

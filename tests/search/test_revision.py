@@ -26,7 +26,7 @@ class Answers(Scripted):
 
 def run(
     search: Revision, backend: Any, scores: dict[str, float] | None = None, **options: Any
-) -> Result:
+) -> Any:
     rate = (
         (lambda branch: 0.5)
         if scores is None

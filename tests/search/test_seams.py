@@ -54,7 +54,7 @@ def test_a_gated_engine_never_answers_with_what_it_cut_off() -> None:
 
     engine = make_engine(context=160, gate=DecodeGate(theta=0.0, r_gap=0.0))
     search = DiversePrompts(n=4, max_tokens=6, hints=(" So", " First,"))
-    result: Any = solve(search, problem="1 + 1", engine=engine, verifier=Scores(brevity))
+    result = solve(search, problem="1 + 1", engine=engine, verifier=Scores(brevity))
     assert len(result.best.generated) == 6
     assert [node.tokens for node in result.tree[1:]].count(1) == 3  # cut off after a token
     assert len(result.branches) == 1 and engine.kv_bytes() == 0

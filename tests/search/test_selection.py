@@ -292,7 +292,7 @@ def test_a_vote_without_an_answer_gives_the_first_that_is_whole() -> None:
 def test_a_search_breaks_ties_as_the_rules_do_on_its_records() -> None:
     tree = HandMadeTree(TIED)
     result = solve(Backwards(), problem="q", engine=tree, verifier=Scores({}))
-    assert result.answer == "8" and result.best is not None and result.best.path == (1,)
+    assert result.answer == "8" and result.best.path == (1,)
     # no answer comes last of equals
     assert [branch.path for branch in result.branches] == [(1,), (2,), (3,), (0,)]
     rows = [
@@ -313,7 +313,7 @@ def test_votes_that_are_equal_go_to_the_first_in_the_tree(weighted: bool) -> Non
     tree = HandMadeTree({"": ["is 8.", "is 7.", "is 7.", "is 8."]})
     scores = {"is 8.": 0.5, "is 7.": 0.5}
     result = solve(Voting(weighted=weighted), problem="q", engine=tree, verifier=Scores(scores))
-    assert result.answer == "8" and result.best is not None and result.best.path == (0,)
+    assert result.answer == "8" and result.best.path == (0,)
 
 
 def test_the_lowest_of_raw_scores_still_has_a_vote() -> None:

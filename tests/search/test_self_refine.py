@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from search import Result, SelfRefine, solve
+from search import SelfRefine, solve
 from tests.helpers.scripted import Scripted
 from ttc import Branch
 
@@ -27,7 +27,7 @@ class Talk(Scripted):
         return next(self.turns) + "0"
 
 
-def run(backend: Any, search: SelfRefine | None = None, **options: Any) -> Result:
+def run(backend: Any, search: SelfRefine | None = None, **options: Any) -> Any:
     search = search or SelfRefine(feedback=FEEDBACK, rewrite=REWRITE)
     result = solve(search, problem="q", engine=backend, **options)
     assert result.error is None and not getattr(backend, "live", None)
@@ -41,7 +41,7 @@ def turn(words: str) -> str:
 def test_the_answer_that_was_confirmed_is_returned() -> None:
     backend = Talk("1", "wrong", "2", "Yes, It is Correct. 3")
     result = run(backend)
-    assert result.best is not None and result.best.text == "20" and result.answer == "20"
+    assert result.best.text == "20" and result.answer == "20"
     assert backend.prompts == [
         "",
         f"1{turn(FEEDBACK)}",

@@ -57,7 +57,7 @@ HALF = Scores(lambda branch: 0.5)
 
 def solved(search: Any, says: Any, tokenizer: Any = R1, **options: Any) -> Any:
     backend = Thinking(says, tokenizer)
-    result: Any = solve(search, problem="q", engine=backend, **options)
+    result = solve(search, problem="q", engine=backend, **options)
     assert result.error is None and not backend.live
     return result
 

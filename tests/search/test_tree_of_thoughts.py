@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import MCTS, Case, Result, Search, SearchSteps, TreeOfThoughts, Vary, solve
-from tests.helpers.scripted import Path, Scores, Scripted, continued
+from search import MCTS, Case, Search, SearchSteps, TreeOfThoughts, Vary, solve
+from tests.helpers.scripted import Path, RandomValues, Scores, Scripted, continued
 from tests.helpers.tiers import examples
 from ttc import Branch
-from ttc.sampling import random_key
 
 
 def run(
     search: TreeOfThoughts, scores: dict[Path, float], ends: set[Path], **options: Any
-) -> tuple[Result, Scripted]:
+) -> tuple[Any, Scripted]:
     """A tree whose steps are one letter each, a 0 where a branch ends."""
     backend = Scripted(lambda branch: "0" if branch.path in ends else "x")
     verifier = Scores(lambda branch: scores.get(branch.path, 0.0))
@@ -30,15 +29,13 @@ def run(
 def test_the_best_pruned_state_answers_where_nothing_else_is_left() -> None:
     scores = {(0,): 0.3, (1,): 0.4, (2,): 0.2}
     result, _ = run(TreeOfThoughts(beam_width=3, step_tokens=1, threshold=0.5), scores, set())
-    assert [tuple(b.path) for b in result.branches] == [(1,)] and result.best is not None
+    assert [tuple(b.path) for b in result.branches] == [(1,)]
     assert [node.status for node in result.tree] == ["root", "pruned", "kept", "pruned"]
 
 
 def test_what_has_finished_answers_before_what_is_better_and_has_not() -> None:
-    scores = {(0,): 0.9, (1,): 0.7}
-    result, _ = run(
-        TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=1, threshold=0.5), scores, {(1,)}
-    )
+    search = TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=1, threshold=0.5)
+    result, _ = run(search, {(0,): 0.9, (1,): 0.7}, {(1,)})
     assert [tuple(b.path) for b in result.branches] == [(1,)]
 
 
@@ -62,22 +59,6 @@ def reference(search: TreeOfThoughts, scores: Any, ends: Any) -> tuple[list[Path
     return order, finished
 
 
-class Random:
-    """A value for each path: a score of two digits, or whether it ends there."""
-
-    def __init__(self, seed: int):
-        self.seed = seed
-
-    def __getitem__(self, path: Path) -> float:
-        return random_key(self.seed, path) % 10 / 10
-
-    def get(self, path: Path, default: float) -> float:
-        return self[path]
-
-    def __contains__(self, path: Path) -> bool:
-        return len(path) > 0 and random_key(self.seed, "end", path) % 4 == 0
-
-
 @settings(max_examples=examples(50))
 @given(
     st.integers(0, 10**6),
@@ -89,18 +70,16 @@ class Random:
 def test_against_the_recursive_algorithm(
     seed: int, width: int, depth: int, states: int, threshold: float
 ) -> None:
-    search = TreeOfThoughts(
-        beam_width=width, step_tokens=1, max_depth=depth, max_states=states, threshold=threshold
-    )
-    values: Any = Random(seed)
+    sizes = {"beam_width": width, "max_depth": depth, "max_states": states}
+    search = TreeOfThoughts(step_tokens=1, threshold=threshold, **sizes)
+    values: Any = RandomValues(seed)
     result, backend = run(search, values, values, extract=lambda text: text)
     order, finished = reference(search, values, values)
     assert continued(result) == order
     if finished:
         best = max(finished, key=lambda path: values[path])
         assert {tuple(b.path) for b in result.branches} == set(finished)
-        assert result.best is not None and values[tuple(result.best.path)] == values[best]
-    assert result.best is not None
+        assert values[tuple(result.best.path)] == values[best]
     # what waits on the way down, and one more
     assert max(map(len, backend.held)) <= depth * (width - 1) + width + 2
 
@@ -109,9 +88,9 @@ def test_a_budget_ends_it_with_the_best_so_far() -> None:
     scores = {(0,): 0.6, (1,): 0.9, (1, 0): 0.8, (1, 1): 0.4, (0, 0): 0.9}
     search = TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=2, threshold=0.5)
     result, _ = run(search, scores, {(1, 0), (0, 0)}, max_tokens=4)
-    assert result.stopped == "max_tokens" and result.best is not None and result.best.path == (1, 0)
+    assert result.stopped == "max_tokens" and result.best.path == (1, 0)
     result, _ = run(search, scores, set(), max_tokens=2)
-    assert result.stopped == "max_tokens" and result.best is not None and result.best.path == (1,)
+    assert result.stopped == "max_tokens" and result.best.path == (1,)
 
 
 def test_a_thought_that_is_cut_short_is_rated_as_it_is() -> None:
@@ -142,7 +121,6 @@ class Hinted(Search):
 )
 def test_depth_is_counted_from_where_the_search_begins(inner: Search) -> None:
     backend = Scripted(lambda branch: "x")
-    result = solve(
-        Hinted(inner=inner), problem="q", engine=backend, verifier=Scores(lambda branch: 0.5)
-    )
+    verifier = Scores(lambda branch: 0.5)
+    result = solve(Hinted(inner=inner), problem="q", engine=backend, verifier=verifier)
     assert [branch.text for branch in result.branches] == ["xx"] and not backend.live

@@ -185,7 +185,7 @@ def test_a_critique_stands_on_the_whole_chat_too() -> None:
 
     search = SelfRefine(feedback="Check.", rewrite="Rewrite.")
     backend = Thinking(script, words)
-    result: Any = solve(search, problem=QUESTION, engine=backend, template=PLAIN)
+    result = solve(search, problem=QUESTION, engine=backend, template=PLAIN)
     assert result.best.answer_text == "\n\nfive"
     later = [says[0], "Check.", says[1], "Rewrite.", says[2], "Check."]
     assert seen == [whole(words, QUESTION, *later[: 2 * turn]) for turn in range(4)]
@@ -226,7 +226,7 @@ class Varied(Asking):
 def test_a_chat_goes_on_from_the_phrasing_and_the_words_that_it_began_with() -> None:
     tokenizer = CHATS["chatml"].tokenizer
     backend, template = Thinking(lambda branch: "ur", tokenizer), PromptTemplate("Q: {question}")
-    result: Any = solve(Varied(), problem=QUESTION, engine=backend, template=template)
+    result = solve(Varied(), problem=QUESTION, engine=backend, template=template)
     prompt = result.best.tokens[: result.best.prompt_length]
     assert prompt == whole(tokenizer, f"Solve {QUESTION}", "four", WORDS)
 

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.clocks import assert_linear
 from tests.helpers.tiers import examples
 from ttc.text.equality import ballots, same_answer
-from ttc.text.formulas import read_formula
 from ttc.text.numbers import as_number
 from ttc.text.units import split_unit
 
@@ -155,27 +153,6 @@ def test_numbers_of_any_size_are_compared_at_once(answer: str) -> None:
     before = math_equality.undecided()
     assert not same_answer("5", answer, "math") and same_answer(answer, answer, "math")
     assert math_equality.undecided() == before
-
-
-PIECES = (
-    r"""
-(¦{¦|¦[¦-¦x¦1,¦1 ¦\frac¦\frac{¦sin¦^¦2^¦_{¦\{¦x=¦\text{a}¦\begin{pmatrix}¦a and ¦√¦!¦1 cm ¦$¦\pm 1
-0.1(¦+x¦x ¦1/¦9!¦\sqrt¦f(¦x_¦and ¦~¦\,¦1%¦x<¦1:
-""".strip()
-    .replace("\n", "¦")
-    .split("¦")
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("piece", PIECES)
-def test_reading_formulas_and_units_is_linear(piece: str) -> None:
-    def read(chars: int) -> None:
-        text = piece * (chars // len(piece))
-        read_formula(text)
-        split_unit(text)
-
-    assert_linear(read, 8000)
 
 
 def test_groups_follow_the_order_of_the_index() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -106,18 +105,6 @@ def test_a_machine_that_starts_no_process_is_named(
             ):
                 pool.equal("x+1", "1+x")
     assert pool.equal("x+1", "1+x") is True and pool.undecided == 0
-
-
-async def in_threads(pool: MathPool, pairs: list[tuple[str, str]]) -> list[bool | None]:
-    return await asyncio.gather(*(asyncio.to_thread(pool.equal, *pair) for pair in pairs))
-
-
-@pytest.mark.slow
-def test_asyncio_may_ask_from_threads(pool: MathPool) -> None:
-    assert (
-        asyncio.run(in_threads(pool, [(f"{i}x", f"x+{i - 1}x") for i in range(2, 12)]))
-        == [True] * 10
-    )
 
 
 def test_long_answers_are_compared_by_their_spelling_alone() -> None:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 from jinja2 import TemplateError
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from ttc import InvalidInput
 from ttc.text.prompt import PromptTemplate
@@ -31,14 +29,11 @@ class Marked:
     def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
         if options.pop("refuse", False):
             raise TemplateError("System role not supported")
-        assert options.pop("tokenize") in (True, False) and options == {
-            "add_generation_prompt": True
-        }
-        return (
-            f"{self.chat_template}"
-            + "".join(f"[{m['role']}]{m['content']}" for m in messages)
-            + "[assistant]"
-        )
+        thinking = options.pop("enable_thinking", "")
+        options.pop("tokenize")
+        assert options == {"add_generation_prompt": True}
+        said = "".join(f"[{m['role']}]{m['content']}" for m in messages)
+        return f"{thinking}{self.chat_template}{said}[assistant]"
 
 
 PLAIN = PromptTemplate("{question}")
@@ -74,49 +69,100 @@ def test_braces_in_a_question_stay(question: str, chat: str | None) -> None:
     )
 
 
-def test_chat_can_be_turned_off() -> None:
-    with_system = PromptTemplate("{question}", system="S", examples=(("a", "b"),), chat=False)
-    assert (
-        with_system.text("c", Marked(chat=""))
-        == "S\n\nQuestion: a\nAnswer: b\n\nQuestion: c\nAnswer:"
-    )
+EXAMPLES = (("1+1", "2"), ("2+2", "\n4"))
 
 
-@pytest.mark.parametrize("question", ["", " ", "\n\t"])
-def test_an_empty_question_is_refused(question: str) -> None:
-    with pytest.raises(InvalidInput, match="question is empty"):
-        PLAIN.tokens(question, Marked())
+@pytest.mark.parametrize(
+    ("fields", "chat", "text"),
+    [
+        (
+            {"instruction": "Solve: {question}", "system": "Be brief."},
+            None,
+            "Be brief.\n\nQuestion: Solve: 1+1\nAnswer: 2\n\nQuestion: Solve: 2+2\nAnswer:\n4"
+            "\n\nQuestion: Solve: {x}\nAnswer:",
+        ),
+        (
+            {"instruction": "Solve: {question}", "system": "Be brief."},
+            "T",
+            "T[system]Be brief.[user]Solve: 1+1[assistant]2[user]Solve: 2+2[assistant]\n4[user]"
+            "Solve: {x}[assistant]",
+        ),
+        (
+            {"system": "S", "chat": False, "examples": EXAMPLES[:1]},
+            "T",
+            "S\n\nQuestion: 1+1\nAnswer: 2\n\nQuestion: {x}\nAnswer:",
+        ),
+        (
+            {"instruction": "Q: {question}\nA:", "raw": True},
+            "T",
+            "Q: 1+1\nA: 2\n\nQ: 2+2\nA:\n4\n\nQ: {x}\nA:",
+        ),
+        (
+            {"instruction": "{question} ", "raw": True, "examples": EXAMPLES[:1]},
+            None,
+            "1+1 2\n\n{x} ",
+        ),
+        (
+            {"options": {"enable_thinking": False}, "examples": ()},
+            "T",
+            "FalseT[user]{x}[assistant]",
+        ),
+    ],
+)
+def test_what_is_around_a_question(fields: dict[str, Any], chat: str | None, text: str) -> None:
+    given = {"instruction": "{question}", "examples": EXAMPLES} | fields
+    tokenizer = Marked(chat=chat)
+    assert PromptTemplate(**given).text("{x}", tokenizer) == text
+    tokens = PromptTemplate(**given).tokens("{x}", tokenizer)
+    through_chat = chat is not None and "chat" not in fields and "raw" not in fields
+    assert tokens == tokenizer.encode(text, add_special_tokens=not through_chat)
 
 
-@pytest.mark.parametrize("instruction", ["", "{Question}", "question"])
-def test_an_instruction_without_a_place_for_the_question_is_refused(instruction: str) -> None:
-    with pytest.raises(InvalidInput, match=r"must hold \{question\}"):
-        PromptTemplate(instruction)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"instruction": None}, "instruction=None is of type NoneType; give text"),
+        ({"instruction": ""}, r"must hold \{question\}"),
+        ({"instruction": "{Question}"}, r"must hold \{question\}"),
+        ({"instruction": "question"}, r"must hold \{question\}"),
+        ({"system": 5}, "system=5 is of type int; give text or None"),
+        ({"chat": "yes"}, "chat='yes' is of type str; give True or False or None"),
+        ({"chat": True, "raw": True}, "raw=true and chat=true"),
+        (
+            {"examples": "ab"},
+            r"examples='ab' is of type str; give pairs of texts, as \(\(question, answer\), ...\)",
+        ),
+        ({"examples": ("q", "a")}, "examples=.* give pairs of texts"),
+        ({"examples": (("q", 2),)}, "examples=.* give pairs of texts"),
+        ({"examples": None}, "examples=None is of type NoneType; give pairs"),
+        ({"options": None}, "options=None is of type NoneType; give a dictionary"),
+        *(
+            ({"options": {name: 1}}, f"options holds '{name}', which is set here; leave it out")
+            for name in ("tokenize", "max_length", "return_dict", "continue_final_message")
+        ),
+    ],
+)
+def test_what_no_prompt_can_be_made_of_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        PromptTemplate(**fields)
 
 
-def test_a_chat_template_takes_options_and_may_refuse() -> None:
-    class Thinking(Marked):
-        def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
-            thinking = options.pop("enable_thinking")
-            return f"{thinking}" + super().apply_chat_template(messages, **options)
-
-    text = PromptTemplate("{question}", options={"enable_thinking": False}).text(
-        "q", Thinking(chat="T")
-    )
-    assert text == "FalseT[user]q[assistant]"
-    with pytest.raises(InvalidInput, match="System role not supported"):
-        PromptTemplate("{question}", system="Be brief.", options={"refuse": True}).text(
-            "q", Marked(chat="T")
-        )
-
-
-def word_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
-    words = ["<unk>", "<s>", "</s>", *"abcdefghij"]
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, unk_token="<unk>", eos_token="</s>", **options
-    )
+@pytest.mark.parametrize(
+    ("question", "fields", "message"),
+    [
+        *((blank, {}, "question is empty") for blank in ("", " ", "\n\t")),
+        (None, {}, "of type NoneType"),
+        ({"question": "q"}, {}, "of type dict"),
+        (b"q", {}, "of type bytes"),
+        ("ab \ud83d", {}, r"'\\ud83d' at character 3"),
+        ("a?", {"chat": True}, "the tokenizer has no chat template"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused(
+    question: Any, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        PromptTemplate(**fields).tokens(question, Marked())
 
 
 @pytest.mark.parametrize(
@@ -133,80 +179,3 @@ def test_a_template_that_refuses_names_what_was_given_alone(
     template = PromptTemplate(**fields, options={"refuse": True})
     with pytest.raises(InvalidInput, match=f"System role not supported.*{way_out}"):
         template.text("a?", Marked(chat="T"))
-
-
-def test_prompts() -> None:
-    tokenizer = word_tokenizer()
-    plain = PromptTemplate(
-        instruction="Solve: {question}", system="Be brief.", examples=(("1+1", "2"), ("2+2", "\n4"))
-    )
-    solved = "Question: Solve: 1+1\nAnswer: 2\n\nQuestion: Solve: 2+2\nAnswer:\n4"
-    expected = f"Be brief.\n\n{solved}\n\nQuestion: Solve: {{x}}\nAnswer:"
-    assert plain.text("{x}", tokenizer) == expected
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
-    assert plain.text("3+3", tokenizer) == (
-        "[system]Be brief.[user]Solve: 1+1[assistant]2[user]Solve: 2+2[assistant]\n4[user]Solve: "
-        "3+3>"
-    )
-    assert (
-        PromptTemplate("{question}", chat=False).text("a b", tokenizer) == "Question: a b\nAnswer:"
-    )
-    assert PromptTemplate("{question}").tokens("c d", tokenizer)[-2:] != []
-    with pytest.raises(InvalidInput, match="empty"):
-        plain.text(" \n", tokenizer)
-    with pytest.raises(InvalidInput, match="question"):
-        PromptTemplate("Solve this")
-    with pytest.raises(InvalidInput, match="chat template"):
-        PromptTemplate(chat=True).text("q", word_tokenizer())
-
-
-def test_a_raw_prompt_is_the_instruction_and_nothing_else() -> None:
-    raw = PromptTemplate("Q: {question}\nA:", examples=(("1+1?", "2"), ("2+2?", "\n4")), raw=True)
-    assert raw.text("3+3?", Marked(chat="T")) == "Q: 1+1?\nA: 2\n\nQ: 2+2?\nA:\n4\n\nQ: 3+3?\nA:"
-    assert PromptTemplate("{question}", raw=True).tokens("Hi", Marked(chat="T")) == [
-        1,
-        ord("H"),
-        ord("i"),
-    ]
-    assert (
-        PromptTemplate("{question} ", examples=(("a", "b"),), raw=True).text("c", Marked())
-        == "a b\n\nc "
-    )
-    with pytest.raises(InvalidInput, match="raw=true and chat=true"):
-        PromptTemplate("{question}", raw=True, chat=True)
-
-
-@pytest.mark.parametrize("question", [None, 3, {"question": "q"}, ["q"], b"q"])
-def test_a_question_that_is_no_text_is_refused_by_its_type(question: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"of type {type(question).__name__}"):
-        PLAIN.tokens(question, Marked())
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"instruction": None}, "instruction=None is of type NoneType; give text"),
-        ({"system": 5}, "system=5 is of type int; give text or None"),
-        ({"chat": "yes"}, "chat='yes' is of type str; give True or False or None"),
-        (
-            {"examples": "ab"},
-            r"examples='ab' is of type str; give pairs of texts, as \(\(question, answer\), ...\)",
-        ),
-        ({"examples": ("q", "a")}, "examples=.* give pairs of texts"),
-        ({"examples": (("q", 2),)}, "examples=.* give pairs of texts"),
-        ({"examples": None}, "examples=None is of type NoneType; give pairs"),
-        ({"options": None}, "options=None is of type NoneType; give a dictionary"),
-        (
-            {"options": {"tokenize": True}},
-            "options holds 'tokenize', which is set here; leave it out",
-        ),
-    ],
-)
-def test_what_no_prompt_can_be_made_of_is_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        PromptTemplate(**fields)
-
-
-def test_half_a_surrogate_pair_is_refused_where_it_stands() -> None:
-    with pytest.raises(InvalidInput, match=r"'\\ud83d' at character 3"):
-        PLAIN.tokens("ab \ud83d", Marked())

@@ -191,14 +191,6 @@ def test_a_first_token_that_transformers_leaves_out_is_put_on_request_alone() ->
     assert asked(llama, add_bos=True).tokens(QUESTION, llama.tokenizer) == llama.ids(llama.prompt)
 
 
-@pytest.mark.parametrize(
-    "name", ["truncation", "max_length", "return_dict", "return_tensors", "continue_final_message"]
-)
-def test_options_that_would_change_what_the_call_gives_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match=f"options holds '{name}'"):
-        PromptTemplate(options={name: 1})
-
-
 class Calls:
     """A tokenizer whose call gives the tokens in a way of its own."""
 

@@ -28,7 +28,8 @@ PIECES = (
 choice is ¦choice:¦option ¦1,¦1,111,¦1/1¦1.¦1. ¦1=¦1+1=2 ¦1 1/2 ¦12 ¦1%¦9^{9^{¦<think>¦</think>
 1=1+1=¦'¦“¦[B]¦\text{B}¦ cm¦^\circ¦\left¦\,¦<<¦<<1=1¦2^¦x=1¦a b c ¦é¦²¦½¦٣¦−¦Ａ¦∞¦1e5¦1_0¦_¦$$¦\(
 \[¦$x¦10^¦x10^{¦ x 1¦1{,}¦\times ¦√(¦sqrt(¦option B is ¦B is the ¦answer to the 
-answer is therefore 
+answer is therefore ¦[¦-¦x¦\frac¦sin¦^¦2¦\{¦x=¦\text{a}¦\begin{pmatrix}¦a and ¦√¦!¦1 cm ¦\pm 1
+0.1(¦+x¦x ¦1/¦9!¦\sqrt¦f(¦x_¦and ¦~¦1%¦x<¦1:
 """.strip("\n")
     .replace("\n", "¦")
     .split("¦")

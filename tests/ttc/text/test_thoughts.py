@@ -24,15 +24,7 @@ from ttc.text.thinking_marks import Header, ThinkingMarks, ends_in_thought, mark
 from ttc.text.thinking_models import ANY, FAMILIES, TAGS, marks_of
 from ttc.text.thoughts import Thoughts
 
-HARMONY = (
-    "<|start|>",
-    "<|end|>",
-    "<|message|>",
-    "<|channel|>",
-    "<|return|>",
-    "<|constrain|>",
-    "<|call|>",
-)
+HARMONY = tuple(f"<|{name}|>" for name in "start end message channel return constrain call".split())
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
 GRANITE = (
@@ -69,9 +61,15 @@ TOKENIZERS: dict[str, Any] = {
     "apriel": lambda: thinker(TURNS + "Here are my reasoning steps:\n{# [BEGIN FINAL RESPONSE] #}"),
 }
 
+TAGGED = ("<think>", "</think>")
 FILE = Path(__file__).parents[2] / "data" / "thoughts.jsonl"
 CASES = [tuple(json.loads(line).values()) for line in FILE.read_text("utf-8").splitlines()]
 """A model, what it writes, the thought and the answer of that, and where the form comes from."""
+
+
+cases = pytest.mark.parametrize(
+    ("model", "text", "thought", "answer", "source"), CASES, ids=lambda given: str(given)[:40]
+)
 
 
 def written(model: str, text: str) -> tuple[Thoughts, list[int], bool]:
@@ -84,9 +82,7 @@ def written(model: str, text: str) -> tuple[Thoughts, list[int], bool]:
     return thoughts, tokenizer.encode(text, add_special_tokens=False), thoughts.begun(prompt)
 
 
-@pytest.mark.parametrize(
-    ("model", "text", "thought", "answer", "source"), CASES, ids=lambda given: str(given)[:40]
-)
+@cases
 def test_what_a_model_writes_is_parted(
     model: str, text: str, thought: str, answer: str | None, source: str
 ) -> None:
@@ -94,9 +90,7 @@ def test_what_a_model_writes_is_parted(
     assert thoughts.split(tokens, begun) == (thought, answer), source
 
 
-@pytest.mark.parametrize(
-    ("model", "text", "thought", "answer", "source"), CASES, ids=lambda given: str(given)[:40]
-)
+@cases
 def test_a_stream_says_nothing_that_it_takes_back(
     model: str, text: str, thought: str, answer: str | None, source: str
 ) -> None:
@@ -152,7 +146,7 @@ def test_the_table_is_long_enough_and_has_every_family() -> None:
     ],
 )
 def test_the_end_of_the_prompt_says_whether_a_thought_has_begun(prompt: str, begun: bool) -> None:
-    for special, plain in (((), ("<think>", "</think>")), (("<think>", "</think>"), ())):
+    for special, plain in ((), TAGGED), (TAGGED, ()):
         tokenizer = thinker(TURNS, special, plain)
         thoughts = Thoughts.of(tokenizer)
         assert thoughts is not None and thoughts.hidden == bool(special)
@@ -162,42 +156,33 @@ def test_the_end_of_the_prompt_says_whether_a_thought_has_begun(prompt: str, beg
 QUESTIONS = ("what does <think> mean?", "go on after <think>", "a</think> b<think>c", "<think>\n")
 """A user's words that hold marks."""
 
+ASK = PromptTemplate("{question}")
+BARE = "{% for m in messages %}{{ m.content }}\n{% endfor %}Answer:"
+SHOTS = (("1?", "<think>a</think>1"), ("2?", "<think>"))
 FORMS: dict[str, tuple[PromptTemplate, str | None, bool]] = {
     # name: (template, chat template, whether it opens a thought)
-    "question and answer": (PromptTemplate("{question}"), None, False),
+    "question and answer": (ASK, None, False),
     "instruction": (PromptTemplate("{question} Use <think>."), None, False),
     "raw": (PromptTemplate("Q: {question}\nA:", raw=True), None, False),
     "raw that opens one": (PromptTemplate("Q: {question}\nA: <think>\n", raw=True), None, True),
-    "example": (
-        PromptTemplate("{question}", examples=(("1?", "<think>a</think>1"), ("2?", "<think>"))),
-        None,
-        False,
-    ),
-    "chat": (PromptTemplate("{question}"), TURNS, False),
+    "example": (PromptTemplate("{question}", examples=SHOTS), None, False),
+    "chat": (ASK, TURNS, False),
     "chat, system text": (PromptTemplate("{question}", system="Begin with <think>."), TURNS, False),
-    "chat without special tokens": (
-        PromptTemplate("{question}"),
-        "{% for m in messages %}{{ m.content }}\n{% endfor %}Answer:",
-        False,
-    ),
-    "chat without special tokens that opens one": (
-        PromptTemplate("{question}"),
-        "{% for m in messages %}{{ m.content }}\n{% endfor %}Answer: <think>",
-        True,
-    ),
+    "chat without special tokens": (ASK, BARE, False),
+    "chat without special tokens that opens one": (ASK, f"{BARE} <think>", True),
     "Llama 2": (
-        PromptTemplate("{question}"),
+        ASK,
         "{% for m in messages %}[INST] {{ m.content.strip() }} [/INST]{% endfor %}",
         False,
     ),
-    "Qwen3-Thinking": (PromptTemplate("{question}"), OPENING, True),
-    "Qwen3": (PromptTemplate("{question}"), SWITCHED, False),
+    "Qwen3-Thinking": (ASK, OPENING, True),
+    "Qwen3": (ASK, SWITCHED, False),
     "Qwen3 without thinking": (
         PromptTemplate("{question}", options={"enable_thinking": False}),
         SWITCHED,
         False,
     ),
-    "DeepSeek-R1": (PromptTemplate("{question}"), CHATS["deepseek_r1_distill"].template, True),
+    "DeepSeek-R1": (ASK, CHATS["deepseek_r1_distill"].template, True),
 }
 
 
@@ -205,8 +190,7 @@ FORMS: dict[str, tuple[PromptTemplate, str | None, bool]] = {
 @pytest.mark.parametrize("special", [True, False])
 def test_the_users_words_open_no_thought(form: str, special: bool) -> None:
     template, chat, opens = FORMS[form]
-    marks = ("<think>", "</think>")
-    tokenizer = thinker(chat, marks if special else (), () if special else marks)
+    tokenizer = thinker(chat, TAGGED if special else (), () if special else TAGGED)
     thoughts = Thoughts.of(tokenizer, TAGS)
     assert thoughts is not None and thoughts.hidden == special
     for question in QUESTIONS:
@@ -234,7 +218,7 @@ def test_the_users_words_open_no_thought(form: str, special: bool) -> None:
 def test_a_prompt_that_is_given_whole_opens_a_thought_at_its_very_end(
     prompt: str, begun: bool, before: str
 ) -> None:
-    for special, plain in (((), ("<think>", "</think>")), (("<think>", "</think>"), ())):
+    for special, plain in ((), TAGGED), (TAGGED, ()):
         tokenizer = copy.deepcopy(thinker(TURNS, special, plain))
         if before:  # as Llama's tokenizers put a token before raw texts
             number = tokenizer.convert_tokens_to_ids(before)
@@ -287,6 +271,14 @@ def test_a_template_goes_before_the_vocabulary_and_may_come_in_several() -> None
     assert marks_of(Several()) == TAGS
 
 
+def saying(before: str, content: str = "{{ m.content }}<eos>") -> Any:
+    """A tokenizer whose chat template writes this of each message behind its role."""
+    return thinker(
+        "{% for m in messages %}<turn>{{ m.role }}\n" + before + content + "{% endfor %}"
+        "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+    )
+
+
 @pytest.mark.parametrize(
     ("before", "after", "marks"),
     [
@@ -305,10 +297,7 @@ def test_marks_of_no_known_model_are_learned_from_the_template(
 ) -> None:
     """What it writes around the thought of a message."""
     thought = f"{{% if m.{key} %}}{before}{{{{ m.{key} }}}}{after}{{% endif %}}"
-    tokenizer = thinker(
-        "{% for m in messages %}<turn>{{ m.role }}\n" + thought + "{{ m.content }}<eos>{% endfor %}"
-        "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
-    )
+    tokenizer = saying(thought)
     assert marks_of(tokenizer) == marks
     thoughts = Thoughts.of(tokenizer)
     assert thoughts is not None
@@ -319,10 +308,11 @@ def test_marks_of_no_known_model_are_learned_from_the_template(
 
 @pytest.mark.parametrize("after", ["</final><eos>", "\n</final>\n<eos>", "<eos>"])
 def test_the_tags_around_an_answer_are_learned_too(after: str) -> None:
-    tokenizer = thinker(
-        "{% for m in messages %}<turn>{{ m.role }}\n{% if m.thinking %}<analysis>{{ m.thinking }}"
-        "</analysis>\n<final>{{ m.content }}" + after + "{% else %}{{ m.content }}<eos>{% endif %}"
-        "{% endfor %}{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+    tokenizer = saying(
+        "{% if m.thinking %}<analysis>{{ m.thinking }}</analysis>\n<final>{{ m.content }}"
+        + after
+        + "{% else %}",
+        "{{ m.content }}<eos>{% endif %}",
     )
     closed = "</final>" in after
     wraps = ("<final>", "</final>") if closed else ()
@@ -360,10 +350,7 @@ def test_marks_that_any_text_may_hold_are_refused_with_the_way_out(
 ) -> None:
     """A fence of code in a thought is no end of it."""
     thought = f"{{% if m.thinking %}}{before}{{{{ m.thinking }}}}{after}{{% endif %}}"
-    tokenizer = thinker(
-        "{% for m in messages %}<turn>{{ m.role }}\n" + thought + "{{ m.content }}<eos>{% endfor %}"
-        "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
-    )
+    tokenizer = saying(thought)
     with pytest.raises(InvalidInput, match=f"writes '{named}' around .* with thinking_marks"):
         marks_of(tokenizer)
     own = Thoughts.of(tokenizer, ThinkingMarks("```thinking", "\n```\n"))

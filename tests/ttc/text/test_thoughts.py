@@ -24,7 +24,8 @@ from ttc.text.thinking_marks import Header, ThinkingMarks, ends_in_thought, mark
 from ttc.text.thinking_models import ANY, FAMILIES, TAGS, marks_of
 from ttc.text.thoughts import Thoughts
 
-HARMONY = tuple(f"<|{name}|>" for name in "start end message channel return constrain call".split())
+HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>")
+HARMONY = (*HARMONY, "<|return|>", "<|constrain|>", "<|call|>")
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
 GRANITE = (

@@ -79,10 +79,13 @@ FEW = ("llama", "gpt2", "gemma3", "deepseek_v3")
 
 def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
     config_class, extra = FAMILIES[family]
+    return of_config(config_class, dtype, **extra)
+
+
+def of_config(config_class: Any, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(
-        config_class(**(COMMON | extra)), dtype=dtype
-    ).eval()
+    config = config_class(**(COMMON | settings))
+    model = hf.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     model.generation_config.eos_token_id = None
     return model
 

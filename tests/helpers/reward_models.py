@@ -3,9 +3,11 @@ to rate."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from tokenizers import (
@@ -23,6 +25,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.branch import Branch
+from ttc.model.loading.reward_heads import HeadedModel
 
 WORDS = [
     "Tom has 3 boxes of 4 apples, so he has 3 * 4 = 12 apples.",
@@ -128,6 +131,42 @@ def configuration(family: str, tokenizer: Any, **settings: Any) -> Any:
 def seeded(build: Any, *arguments: Any) -> Any:
     torch.manual_seed(0)
     return build(*arguments).eval().requires_grad_(False)
+
+
+def rater(
+    build: Any, family: str = "qwen2", special: Sequence[str] = IM, **settings: Any
+) -> tuple[Any, Any]:
+    """A small random model with a tokenizer of ChatML. settings: of its configuration."""
+    tokenizer = byte_tokenizer(special, CHATML)
+    return seeded(build, configuration(family, tokenizer, **settings)), tokenizer
+
+
+def plain(model: Any) -> Any:
+    """The same weights over eager attention, apart from any engine."""
+    other = type(model)(copy.deepcopy(model.config))
+    other.load_state_dict(model.state_dict())
+    other.set_attn_implementation("eager")
+    return other.eval()
+
+
+@torch.no_grad()
+def logits_at(model: Any, tokens: Sequence[int]) -> torch.Tensor:
+    """Plain logits at all tokens."""
+    logits: torch.Tensor = plain(model)(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+@torch.no_grad()
+def head_at(headed: HeadedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """The head's outputs at all tokens, by plain transformers."""
+    outputs: torch.Tensor = headed.head(
+        plain(headed.body)(torch.tensor([tokens])).last_hidden_state[0]
+    )
+    return outputs
+
+
+def close_to(expected: Any) -> Any:
+    return pytest.approx(expected, abs=1e-5, rel=1e-5)
 
 
 def policy(**options: Any) -> Engine:

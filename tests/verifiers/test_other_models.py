@@ -3,7 +3,6 @@ transformers."""
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,12 @@ from tests.helpers.reward_models import (
     IM,
     LLAMA3,
     byte_tokenizer,
+    close_to,
     configuration,
     grown,
+    plain,
     policy,
+    rater,
     seeded,
 )  # fmt: skip
 from tests.helpers.tiers import some_quick
@@ -34,18 +36,6 @@ from verifiers.side_branches import spellings
 
 QUESTION = "Tom has 3 boxes of 4 apples. How many?"
 TEXTS = ["3 * 4", "3 * 4 = 12\n\nSo 12", "4 + 3 = 7"]
-
-
-def plain(model: Any) -> Any:
-    """The same weights over eager attention, apart from any engine."""
-    other = type(model)(copy.deepcopy(model.config))
-    other.load_state_dict(model.state_dict())
-    other.set_attn_implementation("eager")
-    return other.eval()
-
-
-def close_to(expected: Any) -> Any:
-    return pytest.approx(expected, abs=1e-5, rel=1e-5)
 
 
 MISTRAL = (
@@ -106,14 +96,10 @@ def test_an_outcome_model_gives_what_its_classifier_gives_for_the_whole_chat(
 
 @torch.no_grad()
 def test_a_thinking_models_answer_is_rated_without_its_thought() -> None:
-    tokenizer = byte_tokenizer(IM, CHATML)
-    scored = seeded(
-        hf.Qwen2ForSequenceClassification, configuration("qwen2", tokenizer, num_labels=1)
-    )
-    judge = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", tokenizer))
-    engine = policy()
+    scored = rater(hf.Qwen2ForSequenceClassification, num_labels=1)
+    judge, engine = rater(hf.Qwen2ForCausalLM), policy()
     said = {"<think>1?</think>\n\n2": "2", "<think>1?": "<think>1?", "2": "2"}
-    for verifier in (OutcomeReward((scored, tokenizer)), LLMJudge((judge, tokenizer))):
+    for verifier in (OutcomeReward(scored), LLMJudge(judge)):
         assert not verifier.thoughts
         for text, answer in said.items():
             thinks, same, unmarked = grown(engine, engine.root([1, 2]), text, answer, text)
@@ -125,20 +111,15 @@ def test_a_thinking_models_answer_is_rated_without_its_thought() -> None:
 
 
 def test_an_outcome_model_of_two_labels_is_refused() -> None:
-    tokenizer = byte_tokenizer(IM, CHATML)
-    model = hf.Qwen2ForSequenceClassification(configuration("qwen2", tokenizer, num_labels=2))
-    engine = policy()
+    verifier = OutcomeReward(rater(hf.Qwen2ForSequenceClassification, num_labels=2))
     with pytest.raises(UnsupportedModel, match="num_labels=1"):
-        OutcomeReward((model, tokenizer)).rate(
-            grown(engine, engine.root([1, 2]), "a"), [QUESTION], engine
-        )
+        rating(verifier)
 
 
 @pytest.mark.parametrize("own", [True, False])
 @torch.no_grad()
 def test_a_judge_gives_the_grade_that_its_model_expects(own: bool) -> None:
-    tokenizer = byte_tokenizer(IM, CHATML)
-    model = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", tokenizer))
+    model, tokenizer = rater(hf.Qwen2ForCausalLM)
     reference = plain(model)
     engine = Engine(model, tokenizer) if own else policy()
     verifier = LLMJudge(None if own else (model, tokenizer), rubric="Be strict.", grades=3)
@@ -316,8 +297,7 @@ def test_the_published_folders_load_with_their_own_heads(tmp_path: Path) -> None
 
 
 def test_a_checkpoint_whose_decoder_is_not_whole_is_refused(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer(["<extra_0>", *IM], CHATML)
-    body = seeded(hf.Qwen2Model, configuration("qwen2", tokenizer))
+    body, tokenizer = rater(hf.Qwen2Model, special=["<extra_0>", *IM])
     folder = published(tmp_path / "qwen", body, tokenizer, random_head(("score", 2, 32)))
     half = {f"model.{k}": v for k, v in body.state_dict().items() if "layers.1" not in k}
     save_file(half | random_head(("score", 2, 32)), Path(folder) / "model.safetensors")
@@ -328,12 +308,11 @@ def test_a_checkpoint_whose_decoder_is_not_whole_is_refused(tmp_path: Path) -> N
 def test_a_sequence_classifier_and_a_token_classifier_load_from_their_folders(
     tmp_path: Path,
 ) -> None:
-    tokenizer = byte_tokenizer(IM, CHATML)
     for name, kind, labels, verifier in (
         ("outcome", hf.LlamaForSequenceClassification, 1, OutcomeReward),
         ("trl", hf.LlamaForTokenClassification, 2, ValueHead),
     ):
-        model = seeded(kind, configuration("llama", tokenizer, num_labels=labels))
+        model, tokenizer = rater(kind, "llama", num_labels=labels)
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
         expected = rating(verifier((model, tokenizer)))
@@ -344,8 +323,7 @@ def test_a_sequence_classifier_and_a_token_classifier_load_from_their_folders(
 
 
 def test_a_head_trained_on_the_features_is_saved_and_loads_alone_or_whole(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer(IM, CHATML)
-    model = seeded(hf.LlamaForCausalLM, configuration("llama", tokenizer))
+    model, tokenizer = rater(hf.LlamaForCausalLM, "llama")
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     verifier = ValueHead.on(model, tokenizer, separator="\n\n", prompt="Q: {question}\n")

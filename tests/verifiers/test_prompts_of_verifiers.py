@@ -207,16 +207,6 @@ def test_an_outcome_model_gets_a_conversation_as_a_chat(name: str, system: str |
     assert verifier.closed(Talk.of(whole), ["four"]) == expected
 
 
-def test_a_fresh_prompt_holds_the_whole_conversation() -> None:
-    chat = CHATS["smollm_2"]
-    backend = Asked(chat.tokenizer)
-    branch = answered(backend, chat, False)
-    SelfVerifier("Sure?", fresh=True).rate([branch], [Talk.of(TALK)], backend)
-    told = f"User: Ann has 7.\n\nAssistant: I see.\n\nUser: {QUESTION}"
-    asked = f"{GRADER}\n\nProblem:\n{told}\n\nSolution:\nfour\n\nSure?"
-    assert backend.scored == [prompt(chat.tokenizer, asked)]
-
-
 # ---------------------------------------------------------------- the self-verifier
 
 
@@ -262,12 +252,16 @@ def test_the_self_verifier_goes_on_as_the_whole_chat_does(name: str, ended: bool
     "name", ["zephyr", "llama_2", "llama_3_1", "glm_4", "smollm_2", "qwen_2_5"]
 )
 def test_a_fresh_prompt_is_what_transformers_makes_of_it(name: str) -> None:
+    """Of a question, and of a conversation as one text."""
     chat = CHATS[name]
-    backend = Asked(chat.tokenizer)
-    branch = answered(backend, chat, False)
-    SelfVerifier("Sure?", fresh=True).rate([branch], [QUESTION], backend)
-    asked = f"{GRADER}\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\nSure?"
-    assert backend.scored == [prompt(chat.tokenizer, asked)]
+    talk = Talk.of(TALK)
+    told = f"User: Ann has 7.\n\nAssistant: I see.\n\nUser: {QUESTION}"
+    for question, text in ((QUESTION, QUESTION), (talk, told)):
+        backend = Asked(chat.tokenizer)
+        branch = answered(backend, chat, False)
+        SelfVerifier("Sure?", fresh=True).rate([branch], [question], backend)
+        asked = f"{GRADER}\n\nProblem:\n{text}\n\nSolution:\nfour\n\nSure?"
+        assert backend.scored == [prompt(chat.tokenizer, asked)]
 
 
 def test_a_question_without_a_chat_template_follows_the_one_that_the_model_has_begun() -> None:

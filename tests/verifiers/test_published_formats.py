@@ -23,13 +23,15 @@ from tests.helpers.reward_models import (
     IM,
     LLAMA3,
     WORDS,
+    close_to,
     configuration,
     grown,
+    head_at,
+    logits_at,
     policy,
     seeded,
     sentence_tokenizer,
 )
-from tests.verifiers.test_reward_models import close_to, head_at, logits_at
 from ttc import UnsupportedModel
 from ttc.model.loading.reward_heads import HeadedModel
 from verifiers import TokenPRM
@@ -64,9 +66,8 @@ def learnt(pieces: Sequence[str], special: Sequence[str], template: str | None =
     return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template)
 
 
-def causal(tokenizer: Any, family: str = "llama") -> Any:
-    kinds = {"llama": hf.LlamaForCausalLM, "qwen2": hf.Qwen2ForCausalLM}
-    return seeded(kinds[family], configuration(family, tokenizer))
+def causal(tokenizer: Any) -> Any:
+    return seeded(hf.LlamaForCausalLM, configuration("llama", tokenizer))
 
 
 @dataclass
@@ -126,27 +127,6 @@ def versa_prm() -> Card:
     options = {
         "mark": " \n\n\n\n",
         "template": "{question} \n\n{steps}",
-        "step": "{step}{mark}",
-    }
-    return Card(model, tokenizer, options, score)
-
-
-def math_psa() -> Card:
-    """openreasoner/Math-psa: " +" and " -" at each " \\n\\n\\n\\n\\n" of a Qwen2.5 model."""
-    tokenizer = learnt([" \n\n\n\n\n", " +", " -"], IM)
-    model = causal(tokenizer, "qwen2")
-
-    def score(question: str, steps: Sequence[str]) -> list[float]:
-        tokens = tokenizer.encode(f"{question} " + "".join(f"{s} \n\n\n\n\n" for s in steps))
-        candidates = tokenizer.encode(" + -")
-        scores = logits_at(model, tokens)[:, candidates].softmax(-1)[:, 0]
-        return scores[torch.tensor(tokens) == tokenizer.encode(" \n\n\n\n\n")[0]].tolist()
-
-    options = {
-        "mark": " \n\n\n\n\n",
-        "good": [" +"],
-        "bad": [" -"],
-        "template": "{question} {steps}",
         "step": "{step}{mark}",
     }
     return Card(model, tokenizer, options, score)
@@ -247,7 +227,7 @@ def pure() -> Card:
     return Card(model, tokenizer, options, score)
 
 
-CARDS = {card.__name__: card for card in (med_prm, versa_prm, math_psa, granite, visual_prm, pure)}
+CARDS = {card.__name__: card for card in (med_prm, versa_prm, granite, visual_prm, pure)}
 QUESTION = "Tom has 3 boxes of 4 apples (Wieviel?). How many?"
 
 

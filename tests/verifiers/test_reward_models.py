@@ -3,7 +3,6 @@ text."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +17,11 @@ from tests.helpers.reward_models import (
     IM,
     LLAMA3,
     byte_tokenizer,
+    close_to,
     configuration,
     grown,
+    head_at,
+    logits_at,
     policy,
     seeded,
     sentence_tokenizer,
@@ -33,20 +35,6 @@ QUESTION = "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
 Whole = Callable[[str, Sequence[str]], list[float]]
 """The published way: the scores of a question and steps, all ended, from passes over the whole
 text."""
-
-
-def close_to(expected: Sequence[float]) -> Any:
-    return pytest.approx(expected, abs=1e-5, rel=1e-5)
-
-
-@torch.no_grad()
-def head_at(headed: HeadedModel, tokens: Sequence[int]) -> torch.Tensor:
-    """The head's outputs at all tokens, by plain transformers over eager attention."""
-    plain = type(headed.body)(copy.deepcopy(headed.body.config))
-    plain.load_state_dict(headed.body.state_dict())
-    plain.set_attn_implementation("eager")
-    outputs: torch.Tensor = headed.head(plain.eval()(torch.tensor([tokens])).last_hidden_state[0])
-    return outputs
 
 
 def qwen() -> tuple[RewardModel, Whole]:
@@ -93,16 +81,6 @@ def skywork() -> tuple[RewardModel, Whole]:
         return head_at(model, tokens).sigmoid()[ends, 0].tolist()
 
     return SkyworkPRM((model, tokenizer), separator="\n\n"), whole
-
-
-def logits_at(model: Any, tokens: Sequence[int]) -> torch.Tensor:
-    """Plain logits at all tokens."""
-    plain = type(model)(copy.deepcopy(model.config))
-    plain.load_state_dict(model.state_dict())
-    plain.set_attn_implementation("eager")
-    with torch.no_grad():
-        logits: torch.Tensor = plain.eval()(torch.tensor([tokens])).logits[0]
-    return logits
 
 
 def math_shepherd() -> tuple[RewardModel, Whole]:

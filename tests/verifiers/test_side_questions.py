@@ -12,15 +12,7 @@ import torch
 import transformers as hf
 
 from search import BestOfN, solve
-from tests.helpers.reward_models import (
-    CHATML,
-    IM,
-    byte_tokenizer,
-    configuration,
-    grown,
-    policy,
-    seeded,
-)
+from tests.helpers.reward_models import grown, policy, rater
 from tests.helpers.scripted import Scripted
 from ttc import Engine
 from ttc.branch import Branch
@@ -100,8 +92,7 @@ def test_children_cost_no_more_than_is_foreseen(verifier: Tournament | LLMVerifi
 
 
 def grader(**settings: Any) -> tuple[Engine, Any, LLMVerifier]:
-    tokenizer = byte_tokenizer(IM, CHATML)
-    model = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", tokenizer))
+    model, tokenizer = rater(hf.Qwen2ForCausalLM)
     verifier = LLMVerifier(criteria=("Is it right?", "Is it short?"), grades=5, **settings)
     reference = copy.deepcopy(model)
     return Engine(model, tokenizer), reference, verifier

@@ -20,11 +20,12 @@ from tests.helpers.reward_models import (
     byte_tokenizer,
     configuration,
     grown,
+    logits_at,
     policy,
     seeded,
     sentence_tokenizer,
 )
-from tests.verifiers.test_reward_models import MODELS, logits_at
+from tests.verifiers.test_reward_models import MODELS
 from ttc import InvalidInput, UnsupportedModel
 from ttc.model.loading.reward_heads import HeadedModel
 from verifiers import (

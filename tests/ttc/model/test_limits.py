@@ -11,49 +11,32 @@ from transformers import LlamaConfig, Phi3Config, Phi3ForCausalLM
 
 from ttc import Engine, InvalidInput
 from ttc.errors import ContextExceeded
-from ttc.model.limits import ModelLimits, context_length
+from ttc.model.limits import ModelLimits
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
 @pytest.mark.parametrize(
-    ("settings", "most"),
+    "rope",
     [
-        ({}, 64),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 64),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, 64),
-        (
-            {
-                "rope_parameters": {
-                    "rope_type": "dynamic",
-                    "factor": 2.0,
-                    "rope_theta": 1e4,
-                    "original_max_position_embeddings": 32,
-                }
-            },
-            32,
-        ),
+        {"rope_type": "default", "rope_theta": 1e4},
+        {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+        DYNAMIC,
     ],
 )
-def test_frequencies_that_depend_on_a_pass_bound_the_context(
-    settings: dict[str, Any], most: int
+def test_frequencies_that_depend_on_a_pass_bound_the_context_and_say_why(
+    rope: dict[str, Any],
 ) -> None:
-    assert context_length(LlamaConfig(max_position_embeddings=64, **settings)) == most
+    def limits(**more: Any) -> ModelLimits:
+        config = LlamaConfig(max_position_embeddings=64, rope_parameters=rope | more)
+        return ModelLimits.of(SimpleNamespace(config=config, modules=lambda: []))
 
-
-def limits_of(config: Any) -> ModelLimits:
-    model = SimpleNamespace(config=config, modules=lambda: [])
-    return ModelLimits.of(model)
-
-
-def test_a_context_that_is_shorter_than_the_configurations_says_why() -> None:
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    short = rope | {"original_max_position_embeddings": 32}
-    limits = limits_of(LlamaConfig(max_position_embeddings=64, rope_parameters=short))
-    assert limits.context_length == 32
-    with pytest.raises(ContextExceeded, match="states 64, but its rotary frequencies, 'dynamic'"):
-        limits.check_context(33)
-    for parameters in (rope, {"rope_type": "default", "rope_theta": 1e4}):
-        limits = limits_of(LlamaConfig(max_position_embeddings=64, rope_parameters=parameters))
-        assert (limits.context_length, limits.because) == (64, "")
+    assert (limits().context_length, limits().because) == (64, "")
+    if rope is DYNAMIC:
+        short = limits(original_max_position_embeddings=32)
+        assert short.context_length == 32
+        with pytest.raises(ContextExceeded, match=r"states 64, but its rotary .*, 'dynamic'"):
+            short.check_context(33)
 
 
 def test_longrope_is_served_up_to_its_original_length() -> None:

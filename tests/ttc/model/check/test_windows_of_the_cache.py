@@ -11,17 +11,10 @@ import torch
 import transformers as hf
 
 from tests.helpers.engines import GREEDY
-from tests.helpers.models import COMMON, prompt
+from tests.helpers.models import of_config, prompt
 from ttc import Engine, UnsupportedModel
 from ttc.model.check.model_check import examine
 from ttc.model.loading.reward_heads import HeadedModel
-
-
-def model_of(config_class: Any, **settings: Any) -> Any:
-    torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config_class(**(COMMON | settings))).eval()
-    model.generation_config.eos_token_id = None
-    return model
 
 
 def generated(model: Any, tokens: list[int], count: int) -> list[int]:
@@ -57,7 +50,7 @@ def test_a_window_that_only_the_cache_applies_is_refused_with_the_way_out(name: 
     config_class, settings, field = CONTRADICTIONS[name]
     reason = rf"(?s)transformers contradicts itself.*{field} .*config\.json"
     with pytest.raises(UnsupportedModel, match=reason):
-        Engine(model_of(config_class, **settings), None)
+        Engine(of_config(config_class, **settings), None)
 
 
 @pytest.mark.few
@@ -65,8 +58,8 @@ def test_a_window_that_only_the_cache_applies_is_refused_with_the_way_out(name: 
 @pytest.mark.parametrize("name", ["llama", "llama, chunks", "olmo 2"])
 def test_the_way_out_leads_to_what_generate_gives(name: str, way_out: int | None) -> None:
     config_class, settings, field = CONTRADICTIONS[name]
-    model, tokens = model_of(config_class, **settings), prompt(1, 20)
-    assert generated(model, tokens, 12) != generated(model_of(config_class), tokens, 12)
+    model, tokens = of_config(config_class, **settings), prompt(1, 20)
+    assert generated(model, tokens, 12) != generated(of_config(config_class), tokens, 12)
     setattr(model.config, field, way_out)
     assert_served(model, tokens)
 
@@ -87,9 +80,9 @@ def test_windows_that_both_apply_or_neither_are_served_as_generate_does(
     config_class: Any,
     settings: dict[str, Any],
 ) -> None:
-    assert_served(model_of(config_class, **settings), prompt(1, 20))
+    assert_served(of_config(config_class, **settings), prompt(1, 20))
 
 
 def test_a_reward_model_does_not_generate_so_no_cache_says_anything_else() -> None:
-    model = model_of(hf.LlamaConfig, sliding_window=8)
+    model = of_config(hf.LlamaConfig, sliding_window=8)
     examine(HeadedModel(model.model, torch.nn.Linear(32, 1)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch import nn
 import ttc.threads
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.models import COMMON, build, prompt, small
+from tests.helpers.model_changes import CHANGES
+from tests.helpers.models import build, of_config, prompt, small
 from tests.helpers.processors import passes_on, skip_unless_runs
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, UnsupportedModel
@@ -65,12 +68,8 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = {
 
 
 def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    config_class, extra = MODELS[name]
-    torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(
-        config_class(**(COMMON | extra)), dtype=dtype
-    ).eval()
-    model.generation_config.eos_token_id = None
+    config_class, settings = MODELS[name]
+    model = of_config(config_class, dtype, **settings)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith(".bias") or "norm" in parameter_name:  # else all 0 or 1
@@ -168,89 +167,55 @@ def test_many_rows_of_bfloat16_are_as_near_to_the_truth_as_few(rows: int) -> Non
     assert error.max() <= 2 * by_few.max()
 
 
-def with_hook(model: Any) -> None:
-    model.model.layers[1].mlp.register_forward_hook(lambda _, __, out: 2 * out)
-
-
-def with_forward(model: Any) -> None:
-    mlp = model.model.layers[0].mlp
-    own = mlp.forward
-    mlp.forward = lambda x: own(0.5 * x)
-
-
-def with_adapter(model: Any) -> None:
-    class Adapted(nn.Module):
-        def __init__(self, base: nn.Linear):
-            super().__init__()
-            self.base, self.more = base, nn.Linear(base.in_features, base.out_features)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.base(x) + self.more(x)
-
-    attention = model.model.layers[0].self_attn
-    attention.v_proj = Adapted(attention.v_proj)
-
-
-def with_weights_in_place(model: Any) -> None:
-    with torch.no_grad():
-        model.model.layers[0].mlp.down_proj.weight.mul_(3)
-
-
-def with_other_weights(model: Any) -> None:
-    model.lm_head.weight.data = -model.lm_head.weight.data
-
-
-@pytest.mark.parametrize(
-    "change",
-    [with_hook, with_forward, with_adapter, with_other_weights, with_weights_in_place],
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_is_changed_after_load_runs_as_it_is_then(
     change: Callable[[Any], None],
 ) -> None:
     plain = small()
     engine = Engine(copy.deepcopy(plain), Letters(), runner="fused")
     for model in (engine.model, plain):
-        torch.manual_seed(1)
         change(model)
     branch = engine.root(prompt(1, 12))
     engine.generate([branch], 4, sampling=GREEDY)
     assert_like_plain(plain, branch)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "olmo2", "phi3", "mixtral", "gpt2", "opt"])
-def test_models_of_another_kind_run_by_their_modules(family: str) -> None:
-    with pytest.raises(UnsupportedModel, match=r"is not the|no attribute|stands where"):
-        runner_for(build(family), "fused")
-    runner = runner_for(build(family), "auto")
-    assert isinstance(runner, HuggingFaceRunner) and runner.reason
-
-
 class Cautious(nn.Linear):
     """A linear layer of another class, as quantised ones are."""
 
 
-def test_linear_layers_of_another_class_are_left_to_the_modules() -> None:
+def cautious() -> Any:
     model = small()
     model.model.layers[1].mlp.up_proj.__class__ = Cautious
-    with pytest.raises(
-        UnsupportedModel, match="a Cautious stands where a plain Linear is expected"
-    ):
-        runner_for(model, "fused")
+    return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_other_types_are_left_to_the_modules(dtype: torch.dtype) -> None:
-    with pytest.raises(UnsupportedModel, match="float32 and bfloat16"):
-        runner_for(small().to(dtype), "fused")
+OTHER_KIND = r"is not the|no attribute|stands where"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        *(
+            (partial(build, family), OTHER_KIND)
+            for family in ("gemma2", "olmo2", "phi3", "mixtral", "gpt2", "opt")
+        ),
+        (cautious, "a Cautious stands where a plain Linear is expected"),
+        (lambda: small().to(torch.float16), "float32 and bfloat16"),
+        (lambda: small().to(torch.float64), "float32 and bfloat16"),
+    ],
+)
+def test_other_models_run_by_their_modules(make: Callable[[], Any], reason: str) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        runner_for(make(), "fused")
+    runner = runner_for(make(), "auto")
+    assert isinstance(runner, HuggingFaceRunner) and re.search(reason, runner.reason)
 
 
 def test_the_switch_turns_compiled_layers_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
     runner = make_engine(runner="auto").runner
     assert isinstance(runner, HuggingFaceRunner) and runner.reason == f"{SWITCH}=0"
-
-
-def test_an_unknown_runner_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'quick' is unknown; use one of auto, fused, modules"):
         make_engine(runner="quick")
 

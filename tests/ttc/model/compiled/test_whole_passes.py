@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 
 import ttc.model.compiled.fused_runner
-from tests.helpers.models import COMMON
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
+from tests.ttc.model.compiled.test_fused_runner import model_of
 from ttc import Engine
 from ttc.attention.all_layers import LayerCalls, all_layers
 from ttc.attention.plan import Plan
@@ -21,25 +20,7 @@ from ttc.model.compiled.cpu_program import Program
 from ttc.residency.paged import Paged
 
 KIB = 1 / 2**20
-MODELS: dict[str, tuple[type, dict[str, Any]]] = {
-    "llama": (hf.LlamaConfig, {}),
-    "mistral, with a window": (hf.MistralConfig, {"sliding_window": 8}),
-    "heads wider than the states": (hf.Qwen3Config, {"head_dim": 32, "num_key_value_heads": 1}),
-    "wide rows": (
-        hf.LlamaConfig,
-        {"intermediate_size": 1600, "head_dim": 64, "attention_bias": True},
-    ),
-}
-
-
-def model_of(name: str) -> Any:
-    config_class, extra = MODELS[name]
-    torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(
-        config_class(**(COMMON | extra)), dtype=torch.float32
-    ).eval()
-    model.generation_config.eos_token_id = None
-    return model
+NAMES = ("llama", "mistral, with a window", "heads wider than the states", "wide rows")
 
 
 @pytest.fixture
@@ -66,8 +47,8 @@ def search(model: Any, **options: Any) -> list[tuple[list[int], list[float]]]:
     return [(branch.tokens, branch.logprobs) for branch in [*branches, *twins]]
 
 
-CASES = [(name, threads) for name in MODELS for threads in (1, 2)]
-TWO_THREADS = [(name, 2) for name in MODELS if name != "wide rows"]
+CASES = [(name, threads) for name in NAMES for threads in (1, 2)]
+TWO_THREADS = [(name, 2) for name in NAMES if name != "wide rows"]
 """That two threads share a pass shows in the model whose rows are wide."""
 
 

@@ -70,27 +70,24 @@ def test_passes_begin_on_the_first_of_several_devices(two_gpus: None) -> None:
     assert devices_of("balanced") == ("cuda:0", "balanced")
 
 
-def test_layers_on_the_host_or_a_disk_are_refused_with_the_ways_out(two_gpus: None) -> None:
-    for place in ("cpu", "disk"):
-        refused = (
-            rf"weights on {place}, in a map of cuda:0, {place}"
-            ".*placement=split.*placement=streamed.*openai"
-        )
-        with pytest.raises(InvalidInput, match=refused):
-            devices_of({"model": 0, "lm_head": place})
+WAYS_OUT = ".*placement=split.*placement=streamed.*openai"
 
 
-def test_gpus_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InvalidInput, match="names cuda:2, and PyTorch finds 2 CUDA devices"):
-        devices_of({"model": 0, "lm_head": 2})
-
-
-def test_no_device_and_two_devices_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="device='cuda' and device_map='cpu' were both given"):
-        devices_of("cpu", "cuda")
-    with pytest.raises(InvalidInput, match="names no device"):
-        devices_of({})
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (({"model": 0, "a": "cpu"},), f"weights on cpu, in a map of cuda:0, cpu{WAYS_OUT}"),
+        (({"model": 0, "a": "disk"},), f"weights on disk, in a map of cuda:0, disk{WAYS_OUT}"),
+        (({"model": 0, "a": 2},), "names cuda:2, and PyTorch finds 2 CUDA devices"),
+        (("cpu", "cuda"), "device='cuda' and device_map='cpu' were both given"),
+        (({},), "names no device"),
+    ],
+)
+def test_maps_of_no_or_wrong_devices_are_refused(
+    two_gpus: None, given: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        devices_of(*given)
 
 
 def test_a_map_has_a_place_for_every_module() -> None:

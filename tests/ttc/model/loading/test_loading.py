@@ -13,9 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import gguf
 import huggingface_hub.constants
-import numpy as np
 import pytest
 import torch
 import transformers.utils as hf
@@ -23,8 +21,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import ttc.model.loading.default_model
+from tests.helpers.gguf_files import VOCAB, write_gguf
 from tests.helpers.processes import finished
-from ttc import Engine, InvalidInput, Sampling, UnsupportedModel
+from ttc import Engine, InvalidInput, UnsupportedModel
 from ttc.attention.fused import SWITCH
 from ttc.model.compiled import layers_kernel
 from ttc.model.loading.load import configuration, load, load_headed, load_tokenizer
@@ -329,62 +328,21 @@ def test_an_unknown_hub_id_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load("nobody/no-such-model")
 
 
-def write_gguf(file: Path) -> dict[str, torch.Tensor]:
-    """Write a tiny random Llama with a byte-pair tokenizer, its projections in 8 bits; returns two
-    of its weights."""
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(8)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["a", "b", "c", "d", "ab", "</s>", "e", "f"])
-    writer.add_token_types([1, 1, 1, 1, 1, 3, 1, 1])
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(5)
-    random = np.random.default_rng(0)
-    projections = {f"attn_{part}": (32, 32) for part in ("q", "k", "v", "output")}
-    projections |= {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
-    weights: dict[str, torch.Tensor] = {}
-    for name, shape in projections.items():
-        packed = gguf.quantize(
-            random.standard_normal(shape, np.float32), gguf.GGMLQuantizationType.Q8_0
-        )
-        writer.add_tensor(f"blk.0.{name}.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-        weights[name] = torch.from_numpy(gguf.dequantize(packed, gguf.GGMLQuantizationType.Q8_0))
-    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(32, np.float32))
-    for name in ("token_embd", "output"):
-        writer.add_tensor(f"{name}.weight", random.standard_normal((8, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return weights
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_a_folder_of_gguf_files_is_loaded(tmp_path: Path, named: bool) -> None:
-    weights = write_gguf(tmp_path / "small.gguf")
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=VOCAB, num_hidden_layers=1, eos_token_id=VOCAB - 1, **size)
+    written = LlamaForCausalLM(config)
+    write_gguf(tmp_path / "small.gguf", "llama", written, {})
     if named:
         (tmp_path / "another.gguf").write_text("")
     model, tokenizer = load(
         tmp_path, device="cpu", dtype="float32", gguf_file="small.gguf" if named else None
     )
-    assert tokenizer.encode("abc") == [4, 2] and tokenizer.eos_token_id == 5
-    assert torch.equal(model.model.layers[0].mlp.down_proj.weight, weights["ffn_down"])
-    engine = Engine(model, tokenizer)
-    branch = engine.root([0, 1, 2])
-    engine.generate([branch], 3, sampling=Sampling(0))
-    plain = LlamaForCausalLM.from_pretrained(tmp_path, gguf_file="small.gguf", dtype=torch.float32)
-    found = plain.generate(
-        torch.tensor([[0, 1, 2]]), max_new_tokens=3, do_sample=False, eos_token_id=5, pad_token_id=5
-    )
-    assert branch.tokens == found[0].tolist()
+    assert tokenizer.encode("abc") == [VOCAB - 2, 66] and tokenizer.eos_token_id == VOCAB - 1
+    for name, weight in written.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight)
 
 
 def test_code_that_comes_with_a_model_runs_only_where_that_is_allowed(tmp_path: Path) -> None:

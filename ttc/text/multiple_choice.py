@@ -66,13 +66,15 @@ def find_choice(text: str, letters: str | None = None) -> str | None:
         return stated[last]
     listed = letters is not None
     if not stated:
-        return _mentioned(text, signs, listed)
+        small = _SMALL_ALONE.fullmatch(text)
+        return _mentioned(small[1].upper() if small else text, signs, listed)
     several = _SEVERAL.search(text, last, last + 40)
     rest = text[several.end() if several else last :]
     choice = _mentioned(_SENTENCE_GAP.sub("\n", rest), signs, listed, worst=_ALONE)
     return choice or _mentioned(_REASON.split(rest, maxsplit=1)[0], signs, listed)
 
 
+_SMALL_ALONE = re.compile(r"\W*+([a-j])\W*+")
 _SENTENCE_GAP = re.compile(r"(?<=[.!?。！？])\s+")
 _REASON = re.compile(
     r"[.!?;\n。！？；]|:(?!\s*+[*(]*+[A-J][)*]*+\s*+(?:[.\n]|$))"
@@ -221,14 +223,14 @@ def _ends(text: str, at: int) -> bool:
     after = text[at + 1 : at + 3]
     if not text[at].isascii():
         return _OWN_WORD.match(after) is None or _PARTICLE.match(after) is not None
-    return _WORD_GOES_ON.match(after) is None or _TURKISH.match(text, at + 1) is not None
+    return _WORD_GOES_ON.match(after) is None or _JOINED_VERB.match(text, at + 1) is not None
 
 
 _LATIN_WORD = re.compile(rf"{_WORD}|['’\\-]")
 _WORD_GOES_ON = re.compile(rf"['’]?{_WORD}")
 _OWN_WORD = re.compile(rf"[\w{MARKS}]")
 _PARTICLE = re.compile("です|だ|で|が|は|を|と|입니|이다|번|는|가|이|은|为|是|项|和|都")
-_TURKISH = re.compile(r"['’](?:d[iıuü]r|t[iıuü]r)\b")
+_JOINED_VERB = re.compile(r"['’](?:[dt][iıuü]r|s\s(?:the\s)?(?:correct|right|best))\b")
 
 
 def _is_wrong(text: str, end: int) -> bool:

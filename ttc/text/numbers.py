@@ -12,8 +12,9 @@ WORDS = table("words")
 MAGNITUDES: dict[str, int] = WORDS["magnitudes"]
 """Words that multiply the number before them, with their powers of ten."""
 
-MAGNITUDE = rf"(?: (?i:{'|'.join(MAGNITUDES)})\b)"
-"""What may follow a number: 1.5 million."""
+_MYRIADS: dict[str, int] = WORDS["myriads"]
+MAGNITUDE = rf"(?: (?i:{'|'.join(MAGNITUDES)})\b|[{''.join(_MYRIADS)}](?!\s?\d))"
+"""What may follow a number: 1.5 million, 1.5万."""
 
 MAX_CHARS = 1000
 """Longer answers are no numbers; Python refuses integers of 4,301 digits."""
@@ -73,7 +74,7 @@ def as_number(answer: str) -> Fraction | None:
         return value * Fraction(10) ** int(exponent.group())
     if large := _LARGE.fullmatch(plain):
         value = as_number(large["digits"])
-        power = MAGNITUDES[large["magnitude"].strip().lower()]
+        power = (MAGNITUDES | _MYRIADS)[large["magnitude"].strip().lower()]
         return None if value is None else value * 10**power
     plain = _COMMA.sub(".", _THOUSANDS.sub("", re.sub(r"^([-+])\s+", r"\1", plain)))
     if "e" in plain.lower() or "_" in plain:  # exponents ask for any size; _ is Python's alone

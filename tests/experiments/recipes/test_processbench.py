@@ -24,11 +24,11 @@ from experiments.recipes.processbench.figures import (
 from experiments.recipes.processbench.job import run
 from experiments.recipes.processbench.samples import PARTS, LabelledSample, load_samples
 from tests.helpers.configurations import configuration
-from tests.helpers.reward_models import HEADERS, byte_tokenizer, policy, seeded
+from tests.helpers.reward_models import HEADERS, byte_tokenizer, close_to, head_at, policy, seeded
 from tests.helpers.reward_models import configuration as model_config
 from tests.helpers.tiers import some_quick
 from tests.verifiers.test_other_models import published as save_published
-from tests.verifiers.test_reward_models import MODELS, QUESTION, close_to, head_at
+from tests.verifiers.test_reward_models import MODELS, QUESTION
 from ttc import InvalidInput
 from verifiers import QwenPRM, RLHFlowPRM
 from verifiers.qwen_prm import SYSTEM

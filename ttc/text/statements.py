@@ -103,7 +103,7 @@ def clause(text: str, place: int) -> str:
     return line[: end.start()] if end else line
 
 
-_PAIR = re.compile(r"[\[\](][^\[\]();\n]{1,40};[^\[\]();\n]{1,40}[\[\])]")
+_PAIR = re.compile(r"[\[\](] ?[^\s\[\]();]{1,20} ?; ?[^\s\[\]();]{1,20} ?[\[\])]")
 """(1; 2), [1; 2[."""
 
 

@@ -133,6 +133,12 @@ class SearchConfig:
                 grammar = _must_call(chat, engine, self.thoughts)
             if grammar is not None:
                 chat = replace(chat, opening="")
+                if search.puts_words:
+                    raise InvalidInput(
+                        f"{type(search).__name__} puts words of its own into answers, which no "
+                        "call then keeps to as tools.choice or tools.strict asks; leave that out, "
+                        "or use another search"
+                    )
         stops = () if options.has_grammar else template.ends(engine.tokenizer)
         return replace(
             self, template=template, stops=stops, closes=closes, tools=chat, grammar=grammar

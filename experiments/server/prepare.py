@@ -217,25 +217,30 @@ class Preparer:
 
     def _tools(self, body: Body) -> Any:
         """Those that the client runs, else those of the server."""
-        if not isinstance(body, ChatBody):
+        if not isinstance(body, ChatBody) or body.tool_choice == "none":
             return None
-        if not body.tools:
-            return self.options.tools
-        if body.tool_choice == "none":
-            return None
+        settings: dict[str, Any] = {}
+        if "tool_choice" in body.model_fields_set:
+            settings["choice"] = body.wanted_tool
+        if "parallel_tool_calls" in body.model_fields_set:
+            settings["parallel"] = body.parallel_tool_calls
         try:
-            schemas = [
-                tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
-                for tool in body.tools
-            ]
-            return handler("group", "tools")(
-                schemas,
-                choice=body.wanted_tool or body.tool_choice,
-                calls_per_branch=MAX_CALLS,
-                strict=any(tool.function.strict for tool in body.tools),
-            )
+            if not body.tools and self.options.tools is not None:
+                return self.options.tools.changed(**settings)
+            if body.tools:
+                schemas = [
+                    tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
+                    for tool in body.tools
+                ]
+                strict = any(tool.function.strict for tool in body.tools)
+                settings |= {"strict": strict, "calls_per_branch": MAX_CALLS}
+                return handler("group", "tools")(schemas, **settings)
         except InvalidInput as error:
-            raise Refusal.of(error, "tools") from error
+            raise Refusal.of(error, "tools", {"choice": "tool_choice"}) from error
+        if settings.get("choice", "auto") != "auto":
+            message = f"tool_choice={body.wanted_tool}, and there are no tools; give tools too"
+            raise Refusal(400, message, param="tool_choice")
+        return None
 
     def _budget(self, body: Body) -> Budget:
         """What the server allows, or less."""

@@ -95,8 +95,6 @@ class ServerReply:
         tokens = branch.generated
         ended = branch.finish_reason in ("eos", "end") and not cut_off
         calls = [call for call in branch.tool_calls if call.answer is None]
-        if isinstance(self.body, ChatBody) and not self.body.parallel_tool_calls:
-            calls = calls[:1]
         parts = Parted(branch.thought, branch.answer_text)
         limit = None if self.body.thinking_token_budget is not None else self.body.token_limit
         if limit is not None and (chat := self.request.config.tools) is not None and chat.opening:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Any, Literal, TypeVar
@@ -25,8 +25,12 @@ from experiments.server.access import log
 from experiments.server.refusal import CLIENT_LEFT, Refusal
 from ttc.checks import use_one_of
 
-OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
-"""Fields that say nothing about the answer of a request without tools."""
+NO_TOOLS: Mapping[str, Sequence[Any]] = {
+    "tools": ([],),
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True, False),
+}
+"""What may be said of tools where there can be none, as in completions."""
 
 BODY_S = 30
 """Seconds within which a request's body must have come."""
@@ -350,17 +354,13 @@ class ChatBody(Body):
     def _fields_that_need_others(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs={self.top_logprobs} needs logprobs=true")
-        names = [tool.function.name for tool in self.tools]
-        if self.wanted_tool is not None and self.wanted_tool not in names:
-            raise ValueError(
-                f"tool_choice names {self.wanted_tool}, and the tools are {', '.join(names)}"
-            )
         return self
 
     @property
-    def wanted_tool(self) -> str | None:
-        """The tool that must be called, None where none is named."""
-        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+    def wanted_tool(self) -> str:
+        """The tool that must be called, or what `tool_choice` says where none is named."""
+        choice = self.tool_choice
+        return choice if isinstance(choice, str) else choice.function.name
 
     @property
     def kept_logprobs(self) -> int | None:
@@ -446,8 +446,11 @@ def read(kind: type[B], data: bytes, ignore_unknown: bool = False) -> B:
         raise Refusal(400, f"the body is no JSON that can be read: {error}; {must}") from error
     if not isinstance(given, dict):
         raise Refusal(400, f"the body is {type(given).__name__}; {must}")
-    left_out = () if given.get("tools") else OF_TOOLS
-    given = {name: value for name, value in given.items() if name not in left_out}
+    given = {
+        name: value
+        for name, value in given.items()
+        if name in kind.model_fields or value not in NO_TOOLS.get(name, ())
+    }
     passed_over: dict[str, None] | None = {} if ignore_unknown else None
     body = validated(kind, given, passed_over)
     if passed_over:

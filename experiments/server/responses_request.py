@@ -161,7 +161,7 @@ class ResponsesBody(Common):
         """The same request of a chat. Raises Refusal where it cannot be one."""
         chat: dict[str, Any] = {
             name: getattr(self, name)
-            for name in Common.model_fields
+            for name in (*Common.model_fields, "tool_choice", "parallel_tool_calls")
             if name in self.model_fields_set
         }
         chat |= {
@@ -170,8 +170,6 @@ class ResponsesBody(Common):
                 {"type": "function", "function": tool.model_dump(exclude_none=True)}
                 for tool in self.tools
             ],
-            "tool_choice": self.tool_choice,
-            "parallel_tool_calls": self.parallel_tool_calls,
             "max_tokens": self.max_output_tokens,
             "reasoning_effort": self.reasoning.effort,
             "response_format": self.text.format.as_chat(),

@@ -125,14 +125,19 @@ class ToolCalls:
             if branch.thinks(thoughts) and not (eos and form.ends_with_call(text)):
                 return []  # else the call ends the turn, and the thought with it
         calls = self.chat.calls(text[first:])
-        if len(before) + len(calls) > self.chat.tools.calls_per_branch:
-            return []
+        if not eos and self.chat.turns and any(call.error for call in calls):
+            return []  # the end of a call stands within one
         calls = [  # JSON can spell half of a surrogate pair
             call._replace(name=encodable(call.name), arguments=encodable(call.arguments))
             for call in calls
         ]
         if all(tool.run is None for tool in self.chat.tools.tools):
-            calls = [call for call in calls if call.name in self.chat.tools.by_name]
+            names = self.chat.tools.callable_names or self.chat.tools.by_name
+            calls = [call for call in calls if call.name in names]
+        if not self.chat.tools.parallel:
+            calls = calls[:1]
+        if len(before) + len(calls) > self.chat.tools.calls_per_branch:
+            return []
         if calls:
             place = first + min(call.start for call in calls)
             self.start = start + token_at(tokenizer, tokens, place)

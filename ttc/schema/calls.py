@@ -4,6 +4,7 @@ schemas."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from ttc.backend import Backend
@@ -17,8 +18,9 @@ NO_OTHERS = {"type": "object", "additionalProperties": False}
 
 def call_grammar(chat: Any, backend: Backend, thoughts: Thoughts | None) -> AnswerGrammar:
     """For the tools of a conversation (`ttc.tools.chat.ToolChat`). Each answer of a tool begins the
-    text anew. Where a call must be made (`Tools.choice`), the text is nothing but calls of
-    those tools.
+    text anew. Where a call must be made (`Tools.choice`), the text before the first answer is
+    nothing but calls of those tools, without a thought, and what follows is free unless
+    `Tools.strict`.
 
     Raises InvalidInput where calls are not written as JSON behind a mark.
     """
@@ -30,10 +32,9 @@ def call_grammar(chat: Any, backend: Backend, thoughts: Thoughts | None) -> Answ
         )
     blanks = f"/{BLANKS}/"
     close = _literal(form.close, backend)
-    must = chat.tools.callable_names
+    must, parallel = chat.tools.callable_names, chat.tools.parallel
     first = [f"call_{i}" for i, tool in enumerate(chat.tools.tools) if tool.name in must]
     rules = [
-        f"{EXACT}start: {'first+' if first else 'call* TEXT'}",
         "TEXT: /(.|\\n)*/",
         f"call: head {blanks} ({' | '.join(f'call_{i}' for i in range(len(chat.tools.tools)))}) "
         f"{blanks} {close}",
@@ -50,8 +51,16 @@ def call_grammar(chat: Any, backend: Backend, thoughts: Thoughts | None) -> Answ
         pieces += [":"] if not form.name else [f'"{form.arguments}"', ":"]
         written = f" {blanks} ".join([*map(json.dumps, pieces), f"arguments_{place}", '"}"'])
         rules += [f"call_{place}: {written}", f"arguments_{place}: {json_rule(arguments)}"]
-    constraint = Constraint("\n".join(rules) + "\n")
-    return AnswerGrammar.by(constraint, "grammar", "tools.strict=True", backend, thoughts)
+
+    def beginning(start: str) -> AnswerGrammar:
+        constraint = Constraint("\n".join([f"{EXACT}start: {start}", *rules, ""]))
+        return AnswerGrammar.by(constraint, "grammar", "tools.strict=True", backend, thoughts)
+
+    free = "call* TEXT" if parallel else "call | TEXT"
+    if not first:
+        return beginning(free)
+    then = beginning(free) if chat.tools.strict else None
+    return replace(beginning("first+" if parallel else "first"), must_call=True, then=then)
 
 
 def _head(mark: str, backend: Backend) -> str:

@@ -16,6 +16,9 @@ from ttc.schema.marks import Marks
 from ttc.schema.vocabulary import vocabulary
 from ttc.text.thoughts import Thoughts
 
+ANYTHING = np.uint32(2**32 - 1)
+"""All tokens of a word of bits."""
+
 
 @dataclass(eq=False)
 class Matcher:
@@ -48,6 +51,8 @@ class AnswerGrammar:
     whether the prompt opens it or the model's own mark does.
     first: llguidance's `LLMatcher` at the beginning; None where a server keeps to it. words: of a
     row of bits. eos_ids: the tokens that end a sequence.
+    must_call: an answer is a call of a tool, without a thought before it. then: what answers have
+    to be once a tool has answered, None for anything.
     """
 
     constraint: Constraint
@@ -55,6 +60,8 @@ class AnswerGrammar:
     words: int
     eos_ids: Sequence[int]
     marks: Marks | None
+    must_call: bool = False
+    then: AnswerGrammar | None = None
 
     @classmethod
     def of(
@@ -113,9 +120,15 @@ class AnswerGrammar:
     def fill(self, branch: Branch, allowed: np.ndarray) -> None:
         """See `ttc.step.Grammar`. Where llguidance gives up, the branch can only end, and
         `branch.matcher.error` says why."""
+        if self.must_call and any(call.answer is not None for call in branch.tool_calls):
+            if self.then is None:
+                allowed[:] = ANYTHING
+            else:
+                self.then.fill(branch, allowed)
+            return
         at = branch.matcher = self._read(branch)
         if at.phase == "thought":
-            allowed[:] = np.uint32(2**32 - 1)
+            allowed[:] = ANYTHING
             return
         if at.phase != "opening":
             row = allowed[: self.words]
@@ -151,7 +164,7 @@ class AnswerGrammar:
         at = Matcher(self, "answer", length, length, self.first.deep_copy())
         if marks is not None and branch.thinks(marks.thoughts):
             at.phase = "thought"
-        elif marks is not None and length == branch.turn_start:
+        elif marks is not None and not self.must_call and length == branch.turn_start:
             at.phase, at.openings = "before", marks.openings
         return at
 

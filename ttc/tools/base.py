@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -226,6 +226,7 @@ class Tools(Options):
     tokenizer (`ttc.tools.formats`).
     choice: "auto" lets the model choose what to call, if anything. "required" begins each answer
     with a call of one of them, and a tool's name with one of that: the model goes on from there.
+    parallel: a turn may hold several calls. Without, it ends with the first one.
     calls_per_branch: the most calls of one branch that are answered; later ones stay plain text
     (`CalculatorTools`: 32).
     time_s: seconds to wait for an answer; then the branch reads an error instead. answer_tokens:
@@ -240,6 +241,7 @@ class Tools(Options):
     time_s: PositiveFloat = 30.0
     answer_tokens: PositiveInt = 512
     strict: bool = False
+    parallel: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,6 +259,11 @@ class Tools(Options):
         if tools is None or isinstance(tools, Tools):
             return tools if tools is not None and tools.tools else None
         return cls(tools) if tools else None
+
+    def changed(self, **settings: Any) -> Tools:
+        """The same tools with other settings; what answers their calls is not begun anew."""
+        own = {one.name: getattr(self, one.name) for one in fields(Tools)}
+        return Tools(**own | settings)
 
     @property
     def answer_chars(self) -> int:

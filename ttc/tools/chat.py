@@ -79,7 +79,8 @@ class ToolChat:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        return () if self.turns else self.format.ends
+        """Strings at which a call is looked for before the model has ended its turn."""
+        return () if self.turns and self.tools.parallel else self.format.ends
 
     def after(self, calls: Sequence[Written], answers: Sequence[str], last: str) -> str:
         """What the model reads after its calls: their answers and the start of its next turn.

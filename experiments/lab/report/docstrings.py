@@ -95,7 +95,7 @@ def prompts() -> str:
 
 
 def tools() -> str:
-    names = ("choice", "calls_per_branch", "time_s", "answer_tokens", "strict")
+    names = ("choice", "parallel", "calls_per_branch", "time_s", "answer_tokens", "strict")
     return options("", {"tools": Tools}, names)
 
 

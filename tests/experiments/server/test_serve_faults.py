@@ -220,8 +220,10 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     (
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "time"}}},
         "tool_choice",
-        "tool_choice names time, and the tools are weather",
+        "tool_choice='time' is unknown; use one of auto, required, weather",
     ),
+    ({"tool_choice": "required"}, "tool_choice", "=required, and there are no tools; give tools"),
+    ({"prompt": "a", "tool_choice": "required"}, "tool_choice", "is not offered here"),
     ({"tools": [WEATHER, WEATHER]}, "tools", "two tools are called weather"),
     ({"chat_template_kwargs": {"x": HUGE}}, "chat_template_kwargs.x", "kwargs.x=1000.*: must be"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "no variable of a"),
@@ -347,7 +349,7 @@ def test_a_search_that_breaks_fails_its_own_request_alone(shared: Running) -> No
 
 
 NOTHING_ASKED: list[dict[str, Any]] = [
-    {"tool_choice": "required", "parallel_tool_calls": True, "user": "me", "top_p": None},
+    {"tool_choice": "none", "parallel_tool_calls": False, "user": "me", "top_p": None},
     {"tools": [], "response_format": {"type": "text"}, "presence_penalty": 0, "logprobs": False},
     {"chat_template_kwargs": {"enable_thinking": False}},
     {"repetition_penalty": 1.0, "length_penalty": 1.0, "min_tokens": 0, "ignore_eos": False},

@@ -39,6 +39,8 @@ TEMPLATE = (
 OWN = thinker(TEMPLATE)
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+TIME: Any = {"type": "function", "function": {"name": "time"}}
 GO: list[Any] = [{"role": "user", "content": "Rome?"}]
 
 
@@ -87,14 +89,8 @@ def test_a_call_comes_back_and_its_answer_is_taken() -> None:
 @pytest.mark.parametrize("said", ["Let me look. ", ""])
 def test_a_streamed_call_is_a_delta_of_its_own(said: str) -> None:
     with served([said + call("Rome")], OWN) as client:
-        text, calls, reasons = "", list[Any](), list[str]()
-        for chunk in asked(client, stream=True):
-            delta = chunk.choices[0].delta
-            text += delta.content or ""
-            calls += delta.tool_calls or []
-            reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
-    assert (text, reasons) == (said, ["tool_calls"])
-    assert [json.loads(made.function.arguments) for made in calls] == [{"city": "Rome"}]
+        calls, text, reason = calls_of(client, True)
+    assert (text, reason, cities(calls)) == (said, "tool_calls", ["Rome"])
 
 
 def test_what_only_looks_like_a_call_is_text() -> None:
@@ -108,31 +104,73 @@ def test_what_only_looks_like_a_call_is_text() -> None:
             (call("Rome").replace("weather", "time"), {}),
         ]:
             says[0] = said
-            choice = asked(client, **options).choices[0]
-            assert (choice.message.content, choice.finish_reason) == (said, "stop")
-            chunks = list(asked(client, stream=True, **options))
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == said
+            for stream in (False, True):
+                assert calls_of(client, stream, **options) == ([], said, "stop")
 
 
-def test_two_calls_are_one_where_the_client_wants_them_one_by_one() -> None:
-    with served([call("Rome") + call("Oslo")], OWN) as client:
-        assert len(asked(client).choices[0].message.tool_calls) == 2
-        one = asked(client, parallel_tool_calls=False).choices[0].message.tool_calls
-        assert [json.loads(made.function.arguments)["city"] for made in one] == ["Rome"]
+def calls_of(client: openai.OpenAI, stream: bool, **options: Any) -> tuple[Any, str, str]:
+    """Of a chat's reply: its calls, its text, and why it ended."""
+    reply = asked(client, stream=stream, **options)
+    if not stream:
+        message, reason = reply.choices[0].message, reply.choices[0].finish_reason
+        return message.tool_calls or [], message.content or "", reason
+    choices = [chunk.choices[0] for chunk in reply if chunk.choices]
+    text = "".join(choice.delta.content or "" for choice in choices)
+    made = [call for choice in choices for call in choice.delta.tool_calls or []]
+    return made, text, choices[-1].finish_reason
+
+
+def cities(calls: Any) -> list[str]:
+    return [json.loads(made.function.arguments)["city"] for made in calls]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_ends_with_its_first_call_where_the_client_wants_them_one_by_one(
+    stream: bool,
+) -> None:
+    with served([f"So: {call('Rome')}{call('Oslo')}"] * 3, OWN) as client:
+        both, text, reason = calls_of(client, stream)
+        assert (cities(both), text, reason) == (["Rome", "Oslo"], "So: ", "tool_calls")
+        one, text, reason = calls_of(client, stream, parallel_tool_calls=False)
+        assert (cities(one), text, reason) == (["Rome"], "So: ", "tool_calls")
+        reply = asked(client, parallel_tool_calls=False, n=2)
+        assert [cities(choice.message.tool_calls) for choice in reply.choices] == [["Rome"]] * 2
+        vote = {"search": {"name": "self_consistency", "tool_vote": "tool_args"}}
+        voted = asked(client, parallel_tool_calls=False, extra_body=vote)
+        assert voted.search["answer"] == 'weather({"city": "Rome"})'
+        tool: Any = {"type": "function", "name": "weather", "parameters": CITY}
+        response = client.responses.create(
+            model="m", input="Rome?", tools=[tool], parallel_tool_calls=False
+        )
+        assert [item.type for item in response.output] == ["message", "function_call"]
+        assert response.parallel_tool_calls is False
 
 
 def test_calls_that_the_server_answers_are_not_its_clients() -> None:
+    """Fields about tools also count for those that the server has."""
+
     def says(branch: Branch) -> str:
-        return "Wet." if branch.tool_calls else call("Rome")
+        begun = OWN.decode(branch.generated)
+        if branch.tool_calls:
+            return "Wet."
+        return ' {"city": "Rome"}}</tool_call>' if begun else call("Rome") + call("Oslo")
 
-    with served(says, OWN, tools=Tools([Tool(WEATHER, lambda city: "rain")])) as client:
-        choice = client.chat.completions.create(model="m", messages=GO, max_tokens=200).choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("stop", "Wet.")
-    assert choice.message.tool_calls is None
-
-
-NAMED: Any = {"type": "function", "function": {"name": "weather"}}
-TIME: Any = {"type": "function", "function": {"name": "time"}}
+    asked_for = list[str]()
+    own = Tools([Tool(WEATHER, lambda city: asked_for.append(city) or "rain")])
+    fields: list[tuple[Any, list[str]]] = [
+        ({}, ["Rome", "Oslo"]),
+        ({"tool_choice": "none"}, []),
+        ({"tool_choice": NAMED}, ["Rome"]),
+        ({"parallel_tool_calls": False}, ["Rome"]),
+    ]
+    with served(says, OWN, tools=own) as client:
+        for more, expected in fields:
+            asked_for.clear()
+            choice = asked(client, tools=[], **more).choices[0]
+            none = more.get("tool_choice") == "none"
+            words = call("Rome") + call("Oslo") if none else "Wet."
+            assert (choice.finish_reason, choice.message.content) == ("stop", words)
+            assert choice.message.tool_calls is None and sorted(asked_for) == sorted(expected)
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
@@ -147,24 +185,18 @@ def test_a_call_that_must_be_made_is_begun_for_the_model(choice: Any, stream: bo
         return f" {rest}" if choice is NAMED else f'weather", "arguments": {rest}'
 
     with served(says, OWN) as client:
-        given: Any = {"tool_choice": choice, "tools": [WEATHER, TIME], "stream": stream}
-        reply = asked(client, **given)
-        if stream:
-            chunks = [chunk.choices[0] for chunk in reply]
-            calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
-            said = "".join(chunk.delta.content or "" for chunk in chunks)
-            reason = chunks[-1].finish_reason
-        else:
-            calls = reply.choices[0].message.tool_calls
-            said = reply.choices[0].message.content or ""
-            reason = reply.choices[0].finish_reason
-    ((made,), named) = calls, choice is NAMED
-    opening = '<tool_call>{"name": "' + ('weather", "arguments":' if named else "")
-    assert begun == [opening] and (said, reason) == ("", "tool_calls")
-    assert (made.function.name, json.loads(made.function.arguments)) == (
-        "weather",
-        {"city": "Rome"},
-    )
+        calls, text, reason = calls_of(client, stream, tool_choice=choice, tools=[WEATHER, TIME])
+    opening = '<tool_call>{"name": "' + ('weather", "arguments":' if choice is NAMED else "")
+    assert begun == [opening] and (text, reason) == ("", "tool_calls")
+    assert ([made.function.name for made in calls], cities(calls)) == (["weather"], ["Rome"])
+
+
+def test_calls_of_others_than_the_named_tool_are_none() -> None:
+    other = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+    rest = f' {{"city": "Rome"}}}}</tool_call>{other}{call("Oslo")}'
+    with served(lambda branch: rest, OWN) as client:
+        calls, _, _ = calls_of(client, False, tool_choice=NAMED, tools=[WEATHER, TIME])
+    assert cities(calls) == ["Rome", "Oslo"]
 
 
 @pytest.mark.few(3)
@@ -220,16 +252,8 @@ def test_replies_are_the_same_whole_streamed_and_beside_others(syntax: str, open
 
     def reply(client: openai.OpenAI, seed: int, stream: bool) -> Any:
         given: Any = {"seed": seed, "max_tokens": 60, "tools": [LOOKING]}
-        if not stream:
-            choice = asked(client, **given).choices[0]
-            made = choice.message.tool_calls or []
-            said, reason = choice.message.content or "", choice.finish_reason
-        else:
-            chunks = [chunk.choices[0] for chunk in asked(client, stream=True, **given)]
-            made = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
-            said = "".join(chunk.delta.content or "" for chunk in chunks)
-            reason = next(chunk.finish_reason for chunk in chunks if chunk.finish_reason)
-        return said, [(call.function.name, call.function.arguments) for call in made], reason
+        calls, text, reason = calls_of(client, stream, **given)
+        return text, [(made.function.name, made.function.arguments) for made in calls], reason
 
     with serving(Engine(model, own)) as client:
         alone = [reply(client, seed, False) for seed in range(4)]

@@ -55,7 +55,8 @@ SEARCHES: dict[str, Search] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What is solved. opens, special, cuts: see `caller`. left: calls are the caller's to make."""
+    """What is solved. opens, special, cuts: see `caller`. left: calls are the caller's to make.
+    parallel: see `Tools`."""
 
     syntax: str
     search: str
@@ -65,6 +66,7 @@ class Asked:
     left: bool
     seed: int
     problems: int
+    parallel: bool = True
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def asked(seed: int) -> Asked:
         left=r.random() < 0.2,
         seed=seed,
         problems=r.choice([1, 2, 3]),
+        parallel=r.random() < 0.5,
     )
 
 
@@ -156,7 +159,8 @@ def look(city: str, days: int) -> str:
 def results(a: Asked, b: Beside, engine: Engine, problems: list[str]) -> dict[str, Result]:
     """Of the problems that were not cancelled."""
     search = SEARCHES[a.search]
-    tools = Tools([Tool(WEATHER, None if a.left else look)], calls_per_branch=3)
+    tool = Tool(WEATHER, None if a.left else look)
+    tools = Tools([tool], calls_per_branch=3, parallel=a.parallel)
     verifier = Costly(1) if search.needs_verifier else None
     options = SolveOptions.of(tools=tools, seed=a.seed, verifier=verifier)
     config = SearchConfig.of(search, engine, options)
@@ -216,3 +220,25 @@ def test_calls_are_those_of_each_problem_alone(seed: int) -> None:
     for problem, result in found.items():
         if result.stopped != "cancelled":
             assert seen(result) == alone[problem], (a, b, problem)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("syntax", CALLS)
+def test_without_parallel_calls_a_turn_has_the_first_and_is_else_the_same(syntax: str) -> None:
+    left = Asked(syntax, "samples", False, False, 0, True, 0, 1)
+    counts, left_out = set(), 0
+    for seed in range(5):
+        pair = []
+        for parallel in (True, False):
+            a = replace(left, seed=seed, parallel=parallel)
+            found = results(a, Beside(), engine_of(a, Beside(), None), ["Rome?"])
+            pair.append(sorted(found["Rome?"].branches, key=lambda branch: branch.path))
+        for together, alone in zip(*pair, strict=True):
+            assert alone.tokens == together.tokens[: len(alone.tokens)]
+            left_out += len(together.tokens) - len(alone.tokens)
+            calls = [call.key for call in together.tool_calls]
+            counts.add(len(calls))
+            if calls:  # none also of those that were cut off, or called too often
+                assert [call.key for call in alone.tool_calls] == calls[:1]
+                assert alone.answer_text == together.answer_text
+    assert {0, 2} <= counts and (left_out > 0 or syntax != "json")

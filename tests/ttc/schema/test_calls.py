@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
-from search import SelfConsistency, solve
+from search import BudgetForcing, SelfConsistency, solve
 from search.config import SearchConfig
 from search.options import SolveOptions
 from tests.helpers.engines import bytes_engine
 from tests.helpers.parts import only_with
 from tests.helpers.schemas import filled
 from tests.helpers.thinking import OPENING, TURNS, thinker
-from ttc import Engine, InvalidInput, Sampling, Step
+from ttc import Engine, InvalidInput, Sampling, Step, Tool
 from ttc.branch import Branch
 from ttc.parts import handler
+from ttc.tool_calls import ToolCall
 
 pytestmark = only_with("group", "tools")
 
@@ -41,6 +44,11 @@ def config(own: Engine, given: Any = None) -> SearchConfig:
     return SearchConfig.of(SelfConsistency(), own, SolveOptions(tools=given or tools()))
 
 
+def letter(character: str) -> int:
+    (token,) = thinker().encode(character)
+    return int(token)
+
+
 def wrote(own: Engine, branch: Branch, text: str, grammar: Any, vocab: int) -> None:
     for token in own.encode(text):
         assert token in filled(grammar, branch, vocab), text
@@ -54,7 +62,7 @@ def test_words_are_free_and_a_call_fits_its_tool(special: tuple[str, ...]) -> No
     grammar, vocab = chosen.grammar, own.limits.vocab_size
     root = own.root([1, 2])
     wrote(own, root, "So, {<tool> [1] <tool_call>", grammar, vocab)
-    assert ord("x") not in filled(grammar, root, vocab)
+    assert letter("x") not in filled(grammar, root, vocab)
     branches = own.fork(root, 12)
     batch = own.running_batch()
     batch.add(branches, Step(160, ("</tool_call>",), grammar=grammar), Sampling(1.2))
@@ -94,7 +102,7 @@ def test_a_thought_may_hold_anything() -> None:
     branch, vocab = own.root(prompt), own.limits.vocab_size
     wrote(own, branch, "<tool_call> is how I call</think>", chosen.grammar, vocab)
     wrote(own, branch, "Now <tool_call>", chosen.grammar, vocab)
-    assert ord("i") not in filled(chosen.grammar, branch, vocab)
+    assert letter("i") not in filled(chosen.grammar, branch, vocab)
     own.release([branch])
 
 
@@ -113,21 +121,75 @@ def test_what_cannot_be_kept_to_is_refused() -> None:
 def test_a_call_that_must_be_made_is_made_by_a_random_model(
     special: tuple[str, ...], opens: bool
 ) -> None:
-    """Also behind a thought that the prompt opens. What must be called is called first."""
+    """Also behind a thought that the prompt opens, and where one call alone may be made."""
     template, strict = (OPENING if opens else TURNS), (schema("add", ADD), schema("now"))
-    for choice in ("required", "add", "now"):
+    for choice, parallel in product(("required", "add", "now"), (True, False)):
         own = bytes_engine(thinker(template, special=special), context=3000)
-        given = handler("group", "tools")(strict, choice=choice)
+        given = handler("group", "tools")(strict, choice=choice, parallel=parallel)
         search = SelfConsistency(n=3, max_tokens=900, temperature=1.2)
         result = solve(search, problem="q", engine=own, tools=given, seed=3)
-        called = [branch.tool_calls[0] for branch in result.branches if branch.tool_calls]
-        assert len(called) >= 2  # a call may come to no end within the limit
-        for call in called:
+        calling = [branch for branch in result.branches if branch.tool_calls]
+        assert len(calling) >= 2  # a call may come to no end within the limit
+        assert parallel or all(len(branch.tool_calls) == 1 for branch in calling)
+        for call in (call for branch in calling for call in branch.tool_calls):
             assert call.name == choice or choice == "required"
             if call.name == "add":
                 assert 0 <= call.arguments["a"] <= 9 and call.arguments["b"] in (1, 2)
             else:
                 assert call.arguments == {}
+
+
+CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize("choice", ["auto", "now"])
+def test_behind_the_only_call_the_answer_ends(choice: str) -> None:
+    own = bytes_engine(thinker(TURNS), context=900)
+    vocab, eos = own.limits.vocab_size, own.tokenizer.eos_token_id
+    for parallel in (True, False):
+        grammar = config(own, tools(choice=choice, parallel=parallel)).grammar
+        branch = own.root([1, 2])
+        wrote(own, branch, CALL, grammar, vocab)
+        follows = filled(grammar, branch, vocab)
+        assert eos in follows and (letter("<") in follows) is parallel
+        assert (letter("a") in follows) is (choice == "auto" and parallel)
+        own.release([branch])
+
+
+def test_no_thought_comes_before_a_call_that_must_be_made() -> None:
+    """Of a model that may open one, where the prompt says that it should not."""
+    switched = TURNS + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    own = bytes_engine(thinker(switched, special=("<think>", "</think>")), context=900)
+    (think,) = own.encode("<think>")
+    for choice in ("auto", "required"):
+        chosen = config(own, tools(choice=choice))
+        branch = own.root(chosen.template.tokens("?", own.tokenizer))
+        allowed = filled(chosen.grammar, branch, own.limits.vocab_size)
+        assert (think in allowed) is (choice == "auto")
+        own.release([branch])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_that_had_to_call_is_free_once_it_has_been_answered(strict: bool) -> None:
+    own = bytes_engine(thinker(TURNS), context=900)
+    vocab = own.limits.vocab_size
+    made = handler("group", "tools")([Tool(schema("now"), lambda: "8")], "auto", "now")
+    chosen = config(own, replace(made, strict=strict))
+    branch = own.root([1, 2])
+    wrote(own, branch, CALL, chosen.grammar, vocab)
+    branch.tool_calls.append(ToolCall("now", {}, "8"))
+    own.extend([branch], [own.encode("8")]).result()
+    assert letter("x") in filled(chosen.grammar, branch, vocab)
+    wrote(own, branch, "It is 8. <tool_call>", chosen.grammar, vocab)
+    assert (letter("x") in filled(chosen.grammar, branch, vocab)) is not strict
+    own.release([branch])
+
+
+def test_a_search_that_puts_words_into_answers_is_refused_with_calls_that_must_be_made() -> None:
+    own = bytes_engine(thinker(TURNS), context=900)
+    given = handler("group", "tools")([schema("now")], choice="required")
+    with pytest.raises(InvalidInput, match="BudgetForcing puts words of its own"):
+        SearchConfig.of(BudgetForcing(), own, SolveOptions(tools=given))
 
 
 def test_without_the_mask_the_model_is_given_the_beginning() -> None:

@@ -132,7 +132,7 @@ class Soak:
 
 @pytest.mark.slow
 def test_64_clients_get_right_texts_and_leave_nothing() -> None:
-    with running(header_s=2, max_connections=300, pass_s=0.001) as found:
+    with running(header_s=60, max_connections=300, pass_s=0.001) as found:
         expected = {
             (place, question): whole_texts(
                 found.client().chat.completions.create(**ask, messages=said(question))

@@ -14,6 +14,7 @@ from experiments.eval.compare.show import comparison
 from experiments.runs.problem_loop import run
 from experiments.runs.summary import branch_counts, counts_line, summarise
 from experiments.runs.summary_tables import sweep_table, table
+from tests.helpers.records import candidate, made_up, records
 from tests.helpers.runs import composed, save_rows
 from tests.helpers.thinking import OPENING, TURNS, circling, thinker
 
@@ -30,11 +31,6 @@ def save_circling(folder: Path, answer: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def records_of(place: Path) -> list[dict[str, Any]]:
-    lines = (place / "outputs" / "r" / "records.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 @pytest.mark.slow
 def test_records_of_older_versions_go_on_and_are_counted(tmp_path: Path) -> None:
     """They do not say how a thought ended, and their configuration has no setting for loops."""
@@ -42,7 +38,7 @@ def test_records_of_older_versions_go_on_and_are_counted(tmp_path: Path) -> None
     save_rows(tmp_path / "rows.jsonl", [{"question": f"{i} ?", "answer": "7"} for i in range(2)])
     run(composed(tmp_path, "dataset.limit=1", search=SEARCH))
     folder = tmp_path / "outputs" / "r"
-    (old,) = records_of(tmp_path)
+    (old,) = records(tmp_path)
     for row in old["branches"]:
         del row["thought_end"], row["looped"]
     (folder / "records.jsonl").write_text(json.dumps(old) + "\n")
@@ -53,7 +49,7 @@ def test_records_of_older_versions_go_on_and_are_counted(tmp_path: Path) -> None
     assert summary["branches"] == {
         "count": 8, "no_answer_read": 0, "without_an_end": 0, "tied_votes": 0, "looped": 4
     }  # fmt: skip
-    assert records_of(tmp_path)[0] == old
+    assert records(tmp_path)[0] == old
     figures = comparison(load_rows([folder]))
     assert figures["rows"][0]["branches"] == summary["branches"]
 
@@ -64,7 +60,7 @@ def test_branches_that_a_search_let_go_of_count_too(tmp_path: Path) -> None:
     beam = ("search=beam_search", "search.beam_size=1", "search.max_steps=1", *SEARCH[2:])
     steps = [word.replace("max_tokens", "step_tokens") for word in beam]
     summary = run(composed(tmp_path, "verifier=confidence", search=steps))
-    assert all(record["pruned"] == {"count": 3, "looped": 3} for record in records_of(tmp_path))
+    assert all(record["pruned"] == {"count": 3, "looped": 3} for record in records(tmp_path))
     assert summary["branches"] == {
         "count": 8, "no_answer_read": 0, "without_an_end": 0, "tied_votes": 0, "looped": 8,
         "thoughts_closed_by_limit": 0, "thoughts_cut": 0,
@@ -85,7 +81,7 @@ def test_unknown_marks_are_counted_of_branches_that_were_let_go_of_too(tmp_path:
     beam = ("search=beam_search", "search.beam_size=1", "search.max_steps=1")
     words = ("verifier=confidence", "model.thinking_marks=false", "run.name=named")
     summary = run(composed(tmp_path, words[0], search=(*beam, "search.step_tokens=60")))
-    (record,) = records_of(tmp_path)
+    (record,) = records(tmp_path)
     assert record["pruned"]["thoughts_unknown"] == record["pruned"]["count"] == 3
     assert summary["branches"]["thoughts_unknown"] == summary["branches"]["count"] == 4
     shown = table("r", summary | {"seconds": 0.0})
@@ -99,17 +95,7 @@ def test_unknown_marks_are_counted_of_branches_that_were_let_go_of_too(tmp_path:
 
 def branches(*ends: tuple[str | None, str | None]) -> dict[str, Any]:
     """A record of branches, each with its answer and finish reason."""
-    rows = [
-        {"path": [i], "answer": answer, "correct": False, "finish_reason": end}
-        for i, (answer, end) in enumerate(ends)
-    ]
-    return {
-        "correct": False,
-        "error": None,
-        "branches": rows,
-        "usage": {"generated_tokens": 1, "verifier_tokens": 0, "prompt_tokens": 1},
-        "timing": {"host_to_device_bytes": 0, "device_to_host_bytes": 0},
-    }
+    return made_up(*(candidate(i, a, finish_reason=end) for i, (a, end) in enumerate(ends)))
 
 
 def advised(record: dict[str, Any], *settings: str) -> list[str]:

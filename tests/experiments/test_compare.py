@@ -24,6 +24,7 @@ from experiments.eval.compare.show import tables
 from experiments.runs.finished import FinishedRun
 from experiments.runs.stats import mcnemar, tango, wilson
 from experiments.runs.sweep import note_job, row_labels
+from tests.helpers.records import candidate, made_up
 from ttc import InvalidInput
 
 SETTINGS: dict[str, Any] = {
@@ -37,23 +38,9 @@ SETTINGS: dict[str, Any] = {
 
 def record(name: str, *marks: int, **changes: Any) -> dict[str, Any]:
     """A problem with a branch for each mark; the first was chosen."""
-    branches = [
-        {"path": [i], "answer": "1" if mark else "2", "correct": bool(mark), "tokens": 5}
-        for i, mark in enumerate(marks)
-    ]
-    return {
-        "id": name,
-        "question": f"what is {name}?",
-        "gold": "1",
-        "answer": branches[0]["answer"],
-        "correct": bool(marks[0]),
-        "correct_strict": bool(marks[0]),
-        "error": None,
-        "prompt": f"what is {name}?",
-        "branches": branches,
-        "usage": {"generated_tokens": 5 * len(marks), "verifier_tokens": 3, "prompt_tokens": 4},
-        "timing": {"kv_peak_bytes": 2048},
-    } | changes
+    branches = [candidate(i, "1" if mark else "2", bool(mark)) for i, mark in enumerate(marks)]
+    asked = f"what is {name}?"
+    return made_up(*branches, id=name, question=asked, gold="1", prompt=asked) | changes
 
 
 def save(
@@ -97,18 +84,11 @@ def test_two_single_runs_have_wilsons_intervals_and_mcnemars_test(tmp_path: Path
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
     found = compared(tmp_path, a, b)
     first, second = found["rows"]
-    assert (first["accuracy"], first["interval"], first["problems"], first["runs"]) == (
-        0.75,
-        "Wilson",
-        8,
-        1,
-    )
+    assert (first["accuracy"], first["interval"]) == (0.75, "Wilson")
+    assert (first["problems"], first["runs"]) == (8, 1)
     assert first["accuracy_95"] == pytest.approx(wilson(6, 8))
-    assert (second["generated_tokens"], second["verifier_tokens"], second["kv_peak_bytes"]) == (
-        10,
-        3,
-        2048,
-    )
+    assert (second["generated_tokens"], second["verifier_tokens"]) == (10, 3)
+    assert second["kv_peak_bytes"] == 2048
     assert second["flops"] is None and second["seconds"] is None  # nobody knows this model
     (pair,) = found["differences"]
     gaps = [y - x for x, y in zip(A, B, strict=True)]
@@ -128,12 +108,8 @@ def test_seeds_of_one_configuration_are_one_row_of_means(tmp_path: Path) -> None
     found = compared(tmp_path, *folders, other)
     row = found["rows"][0]
     means = [(x + y) / 2 for x, y in zip(A, B, strict=True)]
-    assert (row["row"], row["seeds"], row["runs"], row["interval"]) == (
-        "a",
-        [0, 1],
-        2,
-        "standard error",
-    )
+    assert (row["row"], row["seeds"], row["runs"]) == ("a", [0, 1], 2)
+    assert row["interval"] == "standard error"
     assert row["accuracy"] == sum(means) / 8
     assert row["standard_error"] == pytest.approx(stdev(means) / math.sqrt(8))
     assert found["differences"][0]["test"] == "z"
@@ -144,11 +120,8 @@ def test_seeds_of_one_configuration_are_one_row_of_means(tmp_path: Path) -> None
 def test_questions_of_one_source_are_a_cluster(tmp_path: Path) -> None:
     marks = [1, 1, 1, 1, 0, 0, 0, 0]
     records = [r | {"source": f"passage {i // 4}"} for i, r in enumerate(problems(marks))]
-    plain, found = (
-        save(tmp_path, "plain", problems(marks)),
-        save(tmp_path, "found", records, search__n=4),
-    )
-    rows = compared(tmp_path, plain, found)["rows"]
+    plain = save(tmp_path, "plain", problems(marks))
+    rows = compared(tmp_path, plain, save(tmp_path, "found", records, search__n=4))["rows"]
     assert rows[1]["interval"] == "clustered standard error"
     # two passages, one all right and one all wrong
     assert rows[1]["standard_error"] == pytest.approx(0.5)
@@ -201,10 +174,8 @@ def test_runs_that_are_alike_in_the_seed_too_are_compared_by_their_answers(tmp_p
     assert (changed["same_answers"], changed["same_texts"]) == (7, 8)
     assert changed["other_answers"] == ["p7"] and changed["against"] == found["rows"][0]["row"]
     (table,) = [t for t in tables(found) if t.title == "The same configuration, run again"]
-    assert [line[3:] for line in table.lines] == [
-        ["8 of 8", "7 of 8", "-"],
-        ["7 of 8", "8 of 8", "p7"],
-    ]
+    lines = [line[3:] for line in table.lines]
+    assert lines == [["8 of 8", "7 of 8", "-"], ["7 of 8", "8 of 8", "p7"]]
     untold = [save(tmp_path, name, problems(A), search__n=4) for name in ("old", "new")]
     assert compared(tmp_path, *untold)["repeats"][0]["same_texts"] is None
 
@@ -235,21 +206,14 @@ def test_runs_of_a_sweep_have_its_names_and_its_order(
     assert [row.name for row in load_rows([tmp_path])] == ["toy-n=2", "toy-n=4", "toy-n=8"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("columns", [40, 80, 120, 200])
+@pytest.mark.parametrize(("columns", "blocks"), [(40, 7), (80, 3), (120, 2), (200, 1)])
 def test_tables_are_as_wide_as_the_terminal(
-    columns: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    columns: int, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    compare(parsed(sweep(tmp_path)))
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= columns
     names = [f"column {i:03}" for i in range(14)]
-    wide = Table("", names, [names, [name[::-1] for name in names]]).text()
-    blocks = {40: 7, 80: 3, 120: 2, 200: 1}[columns]
+    wide = Table("", names, [names, [name[::-1] for name in names]], ["a note " * 30]).text()
+    assert max(map(len, wide.splitlines())) <= columns
     assert len(re.findall("^column 000", wide, re.MULTILINE)) == 2 * blocks
 
 
@@ -276,9 +240,7 @@ def test_labels_are_what_differs_and_tables_fit_80_columns(
     compare(parsed(folders))
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    assert (
-        len([line for line in text.splitlines() if line.startswith("n=32 temperature=0.6 ")]) >= 2
-    )
+    assert text.count("\nn=32 temperature=0.6 ") >= 2
     assert "in every row: " in text and "problems: 8" in text
     for one_name in (tmp_path, tmp_path / "toy-*-search.n=*"):
         compare(parsed([str(one_name)]))
@@ -307,17 +269,11 @@ def test_a_sweep_calls_its_rows_in_both_tables_alike(tmp_path: Path) -> None:
 
 def test_a_class_tells_rows_apart_and_not_its_settings() -> None:
     best = {"search._target_": "search.BestOfN", "search.max_tokens": 64, "verifier._target_": None}
-    greedy = {
-        "search._target_": "search.Greedy",
-        "search.max_tokens": 32,
-        "verifier._target_": None,
-    }
+    greedy = best | {"search._target_": "search.Greedy", "search.max_tokens": 32}
     rows = [greedy, best | {"search.n": 2}, best | {"search.n": 4}]
     assert labels(rows) == ["Greedy", "BestOfN n=2", "BestOfN n=4"]
-    assert labels([greedy, greedy | {"verifier._target_": "verifiers.Self"}]) == [
-        "verifier=none",
-        "Self",
-    ]
+    rated = greedy | {"verifier._target_": "verifiers.Self"}
+    assert labels([greedy, rated]) == ["verifier=none", "Self"]
 
 
 def test_tables_come_as_markdown_and_for_booktabs(
@@ -328,10 +284,8 @@ def test_tables_come_as_markdown_and_for_booktabs(
     assert re.search(r"\| a_1\\\| +\| +75\.0%", capsys.readouterr().out)
     compare(parsed([a, b, "--format", "latex"]))
     text = capsys.readouterr().out
-    assert (
-        r"\begin{tabular}{lrrrrrrrrrrr}" + "\n\\toprule\nrun & accuracy & 95\\% interval & strict"
-        in text
-    )
+    head = r"\toprule" + "\n" + r"run & accuracy & 95\% interval & strict"
+    assert r"\begin{tabular}{lrrrrrrrrrrr}" + "\n" + head in text
     assert r"a\_1| & 75.0\% & " in text and r"\bottomrule" in text
 
 
@@ -353,53 +307,42 @@ def test_csv_has_the_figures_and_the_settings_that_differ_as_they_are_typed(
     assert rows[0]["p"] == "" and float(rows[1]["pass_at_k.2"]) == 1.0
 
 
-def test_only_the_first_table_where_it_is_brief(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
-    compare(parsed([a, b, "--brief"]))
-    text = capsys.readouterr().out
-    assert text.startswith("Accuracy and cost") and "Differences" not in text
-
-
 def test_labels_can_be_given(tmp_path: Path) -> None:
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
-    assert [row["row"] for row in compared(tmp_path, a, b, "--labels", "ours,theirs")["rows"]] == [
-        "ours",
-        "theirs",
-    ]
+    rows = compared(tmp_path, a, b, "--labels", "ours,theirs")["rows"]
+    assert [row["row"] for row in rows] == ["ours", "theirs"]
+    why = r"labels? for 2 rows; give each row one of its own.*\n  a\n  b"
     for wrong in ("ours", "ours,ours"):
-        with pytest.raises(
-            InvalidInput, match=r"labels? for 2 rows; give each row one of its own.*\n  a\n  b"
-        ):
+        with pytest.raises(InvalidInput, match=why):
             compared(tmp_path, a, b, "--labels", wrong)
 
 
-@pytest.mark.slow
-def test_the_names_of_24_rows_leave_the_plot_its_width(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    drawn = []
-    monkeypatch.setattr(pyplot, "close", drawn.append)
-    compare(parsed([*sweep(tmp_path), "--plot", str(tmp_path / "plot.png")]))
-    (figure,) = drawn
-    box = figure.axes[0].get_window_extent()
-    assert box.width > 0.8 * figure.bbox.width and box.height > 300
-    assert [text.get_text() for text in figure.legends[0].get_texts()][1] == "n=1 temperature=0.6"
-
-
-def test_points_that_lie_on_each_other_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The figure of runs, and the names in its legend."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     drawn: list[Any] = []
     monkeypatch.setattr(pyplot, "close", drawn.append)
+
+    def plot(folders: list[str]) -> tuple[Any, list[str]]:
+        compare(parsed([*folders, "--plot", str(tmp_path / "plot.png")]))
+        return drawn[0], [text.get_text() for text in drawn[0].legends[0].get_texts()]
+
+    return plot
+
+
+@pytest.mark.slow
+def test_the_names_of_24_rows_leave_the_plot_its_width(tmp_path: Path, plotted: Any) -> None:
+    figure, names = plotted(sweep(tmp_path))
+    box = figure.axes[0].get_window_extent()
+    assert box.width > 0.8 * figure.bbox.width and box.height > 300
+    assert names[1] == "n=1 temperature=0.6"
+
+
+def test_points_that_lie_on_each_other_are_told(tmp_path: Path, plotted: Any) -> None:
     marks = (("a", A), ("b", B), ("c", A))
     folders = [save(tmp_path, name, problems(m), search__n=n) for n, (name, m) in enumerate(marks)]
-    compare(parsed([*folders, "--plot", str(tmp_path / "plot.png")]))
-    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert names == ["a", "b", "c (at a)"]
+    assert plotted(folders)[1] == ["a", "b", "c (at a)"]
 
 
 def test_what_is_written_holds_what_the_screen_shows(
@@ -408,15 +351,15 @@ def test_what_is_written_holds_what_the_screen_shows(
     pytest.importorskip("matplotlib")
     a, b = save(tmp_path, "a|1", problems(A)), save(tmp_path, "<b>", problems(B), search__n=4)
     out = {form: tmp_path / "made" / f"found.{form}" for form in ("csv", "html", "png")}
-    words = [
-        f"--{kind}={out[form]}" for kind, form in zip(("csv", "html", "plot"), out, strict=True)
-    ]
-    compare(parsed([a, b, *words]))
+    compare(parsed([a, b, f"--csv={out['csv']}", f"--html={out['html']}", f"--plot={out['png']}"]))
     text = capsys.readouterr().out
     assert re.search(r"\na\|1 +75\.0%", text) and "p, Holm" in text
     assert text.startswith("Accuracy and cost") and "Settings that differ" not in text
     compare(parsed([a, b, "--settings"]))
     assert "Settings that differ" in capsys.readouterr().out
+    compare(parsed([a, b, "--brief"]))
+    brief = capsys.readouterr().out
+    assert brief.startswith("Accuracy and cost") and "Differences" not in brief
     compare(parsed([a, b, "--format", "csv"]))
     assert out["csv"].read_text() == capsys.readouterr().out
     page = out["html"].read_text()
@@ -432,9 +375,7 @@ def test_what_is_written_holds_what_the_screen_shows(
 
 def test_other_problems_are_refused_by_name_and_paired_where_asked(tmp_path: Path) -> None:
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B)[:6], search__n=4)
-    with pytest.raises(
-        InvalidInput, match=r"2 problems \(p6, p7\) in .*a alone\n--different-problems"
-    ):
+    with pytest.raises(InvalidInput, match=r"2 problems \(p6, p7\) in .*a alone\n--different-pro"):
         compared(tmp_path, a, b)
     (pair,) = compared(tmp_path, a, b, "--different-problems")["differences"]
     assert (pair["problems"], pair["test"]) == (6, "McNemar")
@@ -452,54 +393,44 @@ def test_other_prompts_are_refused_by_name(tmp_path: Path) -> None:
     a = save(tmp_path, "a", problems(A))
     other = [r | {"prompt": r["prompt"] + " Think."} for r in problems(B)]
     b = save(tmp_path, "b", other, search__n=4)
-    with pytest.raises(
-        InvalidInput,
-        match=r"the prompt of 8 problems \(p0, p1, p2 and 5 more\)\n--different-prompts",
-    ):
+    why = r"the prompt of 8 problems \(p0, p1, p2 and 5 more\)\n--different-prompts"
+    with pytest.raises(InvalidInput, match=why):
         compared(tmp_path, a, b)
     assert compared(tmp_path, a, b, "--different-prompts")["differences"][0]["difference"] == -0.5
     # a chat template of its own: the settings count
     c = save(tmp_path, "c", other, model__name="another")
     assert len(compared(tmp_path, a, c)["rows"]) == 2
     d = save(tmp_path, "d", other, model__name="another", dataset__instruction="Solve: {question}")
-    with pytest.raises(
-        InvalidInput, match=r"dataset\.instruction: '\{question\}' -> 'Solve: \{question\}'"
-    ):
-        compared(tmp_path, a, d)
     e = save(tmp_path, "e", problems(A), dataset__answer_kind="text")
-    with pytest.raises(
-        InvalidInput, match=r"answer_kind, by which answers are graded: 'number' -> 'text'"
+    for run, why in (
+        (d, r"dataset\.instruction: '\{question\}' -> 'Solve: \{question\}'"),
+        (e, r"answer_kind, by which answers are graded: 'number' -> 'text'"),
     ):
-        compared(tmp_path, a, e)
+        with pytest.raises(InvalidInput, match=why):
+            compared(tmp_path, a, run)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
     a = save(tmp_path, "a", problems(A))
-    with pytest.raises(InvalidInput, match="given twice"):
-        compared(tmp_path, a, a + "/.")
-    with pytest.raises(InvalidInput, match="is no folder"):
-        compared(tmp_path, str(tmp_path / "missing"))
-    with pytest.raises(InvalidInput, match=r"holds no config\.yaml"):
-        (tmp_path / "bare").mkdir()
-        compared(tmp_path, str(tmp_path / "bare"))
-    with pytest.raises(InvalidInput, match="holds no problem yet"):
-        compared(tmp_path, save(tmp_path, "empty", []))
-    with pytest.raises(InvalidInput, match=r"line 2 has no branches and no usage: another version"):
-        compared(
-            tmp_path,
-            save(
-                tmp_path, "foreign", [record("p0", 1), {"id": "p1", "correct": True, "error": None}]
-            ),
-        )
+    old = [record("p0", 1), {"id": "p1", "correct": True, "error": None}]
+    for folders, why in (
+        ([a, a + "/."], "given twice"),
+        ([str(tmp_path / "missing")], "is no folder"),
+        ([str(tmp_path / "bare")], r"holds no config\.yaml"),
+        ([save(tmp_path, "empty", [])], "holds no problem yet"),
+        ([save(tmp_path, "foreign", old)], "line 2 has no branches and no usage: another version"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            compared(tmp_path, *folders)
 
 
 def test_runs_of_older_versions_compare(tmp_path: Path) -> None:
     """Before strict grading, prompts, times and fingerprints were kept."""
     late = ("correct_strict", "prompt", "timing")
     old = [{key: value for key, value in r.items() if key not in late} for r in problems(A)]
-    found = compared(
-        tmp_path, save(tmp_path, "old", old), save(tmp_path, "new", problems(B), search__n=4)
-    )
+    new = save(tmp_path, "new", problems(B), search__n=4)
+    found = compared(tmp_path, save(tmp_path, "old", old), new)
     row = found["rows"][0]
     assert (row["accuracy"], row["accuracy_strict"], row["kv_peak_bytes"]) == (0.75, 0.75, None)
     assert found["differences"][0]["p"] == mcnemar(0, 4)
@@ -507,10 +438,8 @@ def test_runs_of_older_versions_compare(tmp_path: Path) -> None:
 
 def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
     hidden = {"question": None, "prompt": None}
-    a, b = (
-        save(tmp_path, "a", problems(A, **hidden)),
-        save(tmp_path, "b", problems(B, **hidden), search__n=4),
-    )
+    a = save(tmp_path, "a", problems(A, **hidden))
+    b = save(tmp_path, "b", problems(B, **hidden), search__n=4)
     for folder, mark in ((a, "x"), (b, "y")):
         marks = {f"p{i}": mark if i == 3 else "same" for i in range(8)}
         (Path(folder) / "fingerprint.json").write_text(json.dumps({"data": marks}))
@@ -523,14 +452,8 @@ def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
     [
         ("records.jsonl", "[1, 2]\n{}\n"),
         ("records.jsonl", "[" * 100_000 + "\n{}\n"),
-        (
-            "records.jsonl",
-            '{"id": "a", "correct": true, "error": [], "branches": [], "usage": {}}\n',
-        ),
-        (
-            "records.jsonl",
-            '{"id": "a", "correct": true, "error": null, "branches": null, "usage": {}}\n',
-        ),
+        ("records.jsonl", json.dumps(record("a", 1, error=[])) + "\n"),
+        ("records.jsonl", json.dumps(record("a", 1, branches=None)) + "\n"),
         ("summary.json", "[]"),
         ("summary.json", "[" * 100_000),
         ("fingerprint.json", '"text"'),
@@ -543,11 +466,9 @@ def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named_in_a_line(tmp_path: Path, file: str, text: str) -> None:
     folder = Path(save(tmp_path, "a", problems(A)))
     (folder / file).write_text(text)
-    with pytest.raises(
-        InvalidInput, match=rf"^{re.escape(str(folder / file))}\b.*damaged"
-    ) as error:
+    with pytest.raises(InvalidInput, match=rf"^{re.escape(str(folder / file))}\b.*damaged") as told:
         FinishedRun.load(folder)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(told.value)
 
 
 def test_a_model_that_no_hub_could_have_has_no_flops(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from experiments.runs.problem_loop import run
 from search import Greedy, solve
 from tests.helpers.engines import random_llama
+from tests.helpers.records import records
 from tests.helpers.runs import composed, save_rows
 from tests.helpers.thinking import TURNS, thinker
 from tests.search.test_conversations import CALLED, WITH_SYSTEM
@@ -39,16 +39,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def records(place: Path) -> list[dict[str, Any]]:
-    lines = (place / "outputs" / "r" / "records.jsonl").read_text().splitlines()
-    return sorted(map(json.loads, lines), key=lambda record: str(record["id"]))
-
-
 def test_a_run_sends_what_python_sends(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(composed(place, *WORDS, "run.dry=true"))
     shown = capsys.readouterr().out
     run(composed(place, *WORDS))
-    *good, refused = records(place)
+    *good, refused = sorted(records(place), key=lambda record: record["id"])
     engine = Engine.from_pretrained(place / "model", dtype="float32")
     for number, record in enumerate(good):
         talk, name = ROWS[number]["talk"], f"file-{number}"

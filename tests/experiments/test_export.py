@@ -3,7 +3,6 @@ of them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,17 @@ from experiments.eval.export.command import export, parsed
 from experiments.eval.export.trajectories import branch_key
 from experiments.runs.problem_loop import run
 from tests.helpers.engines import make_engine
+from tests.helpers.records import candidate
+from tests.helpers.records import records as records_of
 from tests.helpers.run_files import record, save
-from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from tests.helpers.runs import ROWS, composed
 from ttc import InvalidInput
 from ttc.sampling import random_key
 
 BEAMS = [
-    "search=beam_search",
-    "search.beam_size=2",
-    "search.beam_width=2",
-    "search.step_tokens=2",
-    "search.max_steps=3",
+    *("search=beam_search", "search.beam_size=2", "search.beam_width=2"),
+    *("search.step_tokens=2", "search.max_steps=3"),
 ]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    save_model(tmp_path / "model")
-    save_rows(tmp_path / "rows.jsonl", ROWS)
-    return tmp_path
 
 
 def exported(folder: Path, *words: str) -> Any:
@@ -44,27 +35,18 @@ def exported(folder: Path, *words: str) -> Any:
     form = arguments.format
     name = f"{arguments.type}.jsonl" if form == "trl" else f"trajectories.{form}"
     cache = str(folder.parent / "cache")
-    return load_dataset(
-        "parquet" if form == "parquet" else "json",
-        data_files=str(folder / name),
-        split="train",
-        cache_dir=cache,
-    )
+    kind = "parquet" if form == "parquet" else "json"
+    return load_dataset(kind, data_files=str(folder / name), split="train", cache_dir=cache)
 
 
 def test_trajectories_hold_what_the_model_saw_and_wrote(place: Path) -> None:
-    run(
-        composed(place, "verifier=confidence", "run.record_tokens=true", "run.seed=3", search=BEAMS)
-    )
+    more = ("verifier=confidence", "run.record_tokens=true", "run.seed=3")
+    run(composed(place, *more, search=BEAMS))
     folder = place / "outputs" / "r"
     rows = exported(folder, "--format", "parquet")
     assert exported(folder, "--format", "jsonl")[:] == rows[:]
-    records = {
-        r["id"]: r for r in map(json.loads, (folder / "records.jsonl").read_text().splitlines())
-    }
-    leaves = sum(
-        len(r["tree"]) - len({n["parent"] for n in r["tree"]} - {None}) for r in records.values()
-    )
+    records = records_of(place)
+    leaves = sum(len(r["tree"]) - len({n["parent"] for n in r["tree"]} - {None}) for r in records)
     assert len(rows) == leaves > len(ROWS) * 2
     model = AutoModelForCausalLM.from_pretrained(place / "model").eval()
     for row in rows:
@@ -72,26 +54,16 @@ def test_trajectories_hold_what_the_model_saw_and_wrote(place: Path) -> None:
         logits = model(torch.tensor([prompt + own])).logits[0, len(prompt) - 1 : -1].float()
         plain = logits.log_softmax(-1)[range(len(own)), own]
         assert row["logprobs"] == pytest.approx(plain.tolist(), abs=1e-4)
-        assert row["step_ends"] == list(range(2, 2 * len(row["nodes"]) + 1, 2)) and row[
-            "step_ends"
-        ][-1] == len(own)
-        assert (
-            len(row["scores"]) == len(row["nodes"])
-            and None not in row["scores"]
-            and row["seed"] == 3
-        )
+        steps = len(row["nodes"])
+        assert row["step_ends"] == list(range(2, 2 * steps + 1, 2)) and 2 * steps == len(own)
+        assert len(row["scores"]) == steps and None not in row["scores"] and row["seed"] == 3
         assert row["branch_key"] == f"{branch_key(3, row['problem_id'], row['path']):016x}"
         assert (row["correct"] is None) == (row["status"] == "pruned")
-    for name, r in records.items():
-        (chosen,) = [row for row in rows if row["problem_id"] == name and row["chosen"]]
-        assert (
-            chosen["answer"] == r["answer"]
-            and chosen["correct"] == r["correct"]
-            and chosen["prompt"] == r["prompt"]
-        )
-        assert chosen["completion"] == next(
-            b["text"] for b in r["branches"] if b["path"] == chosen["path"]
-        )
+    for r in records:
+        (chosen,) = [row for row in rows if row["problem_id"] == r["id"] and row["chosen"]]
+        assert all(chosen[name] == r[name] for name in ("answer", "correct", "prompt"))
+        (text,) = [b["text"] for b in r["branches"] if b["path"] == chosen["path"]]
+        assert chosen["completion"] == text
 
 
 def test_the_key_of_a_branch_is_that_of_its_random_stream() -> None:
@@ -103,54 +75,24 @@ def test_the_key_of_a_branch_is_that_of_its_random_stream() -> None:
 
 
 def test_stepwise_supervision_says_which_steps_lead_to_a_right_answer(tmp_path: Path) -> None:
-    rows = exported(
-        save(tmp_path, [record("p0", True, "one\n"), record("p1", False)]),
-        "--format",
-        "trl",
-        "--type",
-        "stepwise-supervision",
-    )
-    assert rows[0] == {
-        "prompt": "Question: p0",
-        "completions": ["first one", "worse"],
-        "labels": [True, False],
-        "values": [0.5, 0.0],
-        "id": "p0",
-    }
-    assert rows["completions"][1] == ["first one", "better"] and rows["labels"] == [
-        [True, False],
-        [True, True],
-        [False] * 2,
-        [False] * 2,
-    ]
+    folder = save(tmp_path, [record("p0", True, "one\n"), record("p1", False)])
+    rows = exported(folder, "--format", "trl", "--type", "stepwise-supervision")
+    steps = {"completions": ["first one", "worse"], "labels": [True, False], "values": [0.5, 0.0]}
+    assert rows[0] == {"prompt": "Question: p0", "id": "p0"} | steps
+    assert rows["completions"][1] == ["first one", "better"]
+    assert rows["labels"] == [[True, False], [True, True], [False] * 2, [False] * 2]
 
 
 def test_preferences_are_pairs_of_one_problem(tmp_path: Path) -> None:
-    texts = [
-        ("a", False, 0.9),
-        ("b", True, 0.2),
-        ("c", True, 0.7),
-        ("c", True, 0.8),
-        ("d", False, 0.1),
-        ("e", False, None),
-    ]
-    branches = [
-        {"path": [i], "text": t, "answer": "7", "correct": ok, "score": s, "tokens": 3}
-        for i, (t, ok, s) in enumerate(texts)
-    ]
-    folder = save(
-        tmp_path,
-        [
-            record("p0", True, branches=branches),
-            record("p1", False),
-            record("p2", False, prompt=None),
-        ],
-    )
+    texts = [("a", False, 0.9), ("b", True, 0.2), ("c", True, 0.7)]
+    texts += [("c", True, 0.8), ("d", False, 0.1), ("e", False, None)]
+    branches = [candidate(i, "7", ok, text=t, score=s) for i, (t, ok, s) in enumerate(texts)]
+    told = record("p0", True, branches=branches)
+    folder = save(tmp_path, [told, record("p1", False), record("p2", False, prompt=None)])
     pairs = exported(folder, "--format", "trl", "--type", "preference")
     assert [(row["chosen"], row["rejected"]) for row in pairs] == [("c", "a"), ("b", "d")]
-    assert pairs.column_names == ["prompt", "chosen", "rejected", "id"] and set(
-        pairs["prompt"]
-    ) == {"Question: p0"}
+    assert pairs.column_names == ["prompt", "chosen", "rejected", "id"]
+    assert set(pairs["prompt"]) == {"Question: p0"}
     right = exported(folder, "--format", "trl", "--type", "prompt-completion")
     assert [row["completion"] for row in right] == ["c", "b"]
     marked = exported(folder, "--format", "trl", "--type", "unpaired-preference")
@@ -162,16 +104,10 @@ def test_preferences_are_pairs_of_one_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            [],
-            r"records in .* that hold no token ids: 1 of 1; .*run\.record_tokens=true",
-        ),
-        (["--type", "preference"], "give --format trl too"),
-        (
-            ["--format", "trl", "--type", "prompt-completion"],
-            "no problem in .* has a prompt and a right candidate",
-        ),
-        (["--format", "trl", "--type", "preference"], "both a right and a wrong candidate"),
+        ([], r"records in .* that hold no token ids: 1 of 1; .*run\.record_tokens=true"),
+        (["--type=preference"], "give --format trl too"),
+        (["--format=trl", "--type=prompt-completion"], "no problem in .* has a prompt and a right"),
+        (["--format=trl", "--type=preference"], "both a right and a wrong candidate"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
@@ -180,10 +116,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, words: list[str], me
 
 
 def test_token_ids_of_private_questions_are_not_kept(place: Path) -> None:
-    with pytest.raises(
-        InvalidInput,
-        match=r"run\.record_tokens=true would keep the questions.*dataset\.private=true",
-    ):
+    why = r"run\.record_tokens=true would keep the questions.*dataset\.private=true"
+    with pytest.raises(InvalidInput, match=why):
         run(composed(place, "run.record_tokens=true", "dataset.private=true"))
     folder = save(place, [record("p0", False)])
     config = folder / "config.yaml"

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.eval.compare.command import compare, parsed
 from experiments.eval.export.trl import unpaired_preference
 from experiments.eval.merge.merging import merge
 from experiments.eval.select import load, score
@@ -26,10 +25,10 @@ from experiments.runs.problem_loop import run
 from experiments.runs.stats import standard_error, wilson
 from experiments.runs.summary import by_question, interval_of, is_right, summarise
 from search.selection import all_rules
-from tests.experiments.test_compare import record, save
+from tests.experiments.test_compare import compared, record, save
 from tests.experiments.test_sources import dataset, write
 from tests.helpers.configurations import configuration
-from tests.helpers.records import roughly, without_costs
+from tests.helpers.records import by_id, roughly
 from tests.helpers.runs import composed, save_model
 from tests.helpers.tiers import examples
 from ttc import InvalidInput
@@ -198,7 +197,7 @@ def clustered(marks: list[list[int]]) -> float:
 
 
 def test_the_interval_is_clustered_by_question(tmp_path: Path) -> None:
-    summary = summarise([whole(r) for r in in_orders(MARKS)])
+    summary = summarise(in_orders(MARKS))
     error = clustered(MARKS)
     assert summary["accuracy"] == pytest.approx(13 / 24) and summary["problems"] == 24
     assert summary["questions"] == 6 and summary["correct"] == 13
@@ -215,15 +214,10 @@ def test_the_interval_is_clustered_by_question(tmp_path: Path) -> None:
     assert row["maj_at_k"] == pytest.approx(summary["maj_at_k"])
 
 
-def whole(short: dict[str, Any]) -> dict[str, Any]:
-    times = {"host_to_device_bytes": 0, "device_to_host_bytes": 0}
-    return short | {"tree": [], "timing": times}
-
-
 def test_a_question_counts_once_however_many_orders_are_done() -> None:
     marks = [[1, 1, 1, 1], [0]]
-    assert summarise([whole(r) for r in in_orders(marks)])["accuracy"] == 0.5
-    alike = summarise([whole(r) for r in in_orders([[1, 1], [0, 0], [1, 1]])])
+    assert summarise(in_orders(marks))["accuracy"] == 0.5
+    alike = summarise(in_orders([[1, 1], [0, 0], [1, 1]]))
     assert alike["accuracy_95"] == list(wilson(2, 3))  # not of six
 
 
@@ -249,12 +243,6 @@ def test_the_interval_covers_the_accuracy_that_it_is_of(questions: int) -> None:
         held["apart"] += low <= truth <= high
     assert 0.92 <= held["by question"] / times <= 0.975
     assert held["apart"] / times < 0.9
-
-
-def compared(place: Path, *words: str) -> dict[str, Any]:
-    compare(parsed([*words, "--json", str(place / "found.json")]))
-    found: dict[str, Any] = json.loads((place / "found.json").read_text())
-    return found
 
 
 def test_runs_with_the_same_orders_are_paired_by_question(tmp_path: Path) -> None:
@@ -291,7 +279,7 @@ def test_runs_with_other_orders_are_compared_only_if_asked(tmp_path: Path) -> No
 
 def test_rules_take_orders_as_they_are(tmp_path: Path) -> None:
     marks = [[1, 1, 0, 1], [0]]
-    folder = Path(save(tmp_path, "r", [whole(r) | OLD for r in in_orders(marks)]))
+    folder = Path(save(tmp_path, "r", in_orders(marks)))
     rules = [rule for rule in all_rules() if rule.name == "majority"]
     rows = score(load(folder), rules)
     (at_one,) = [row for row in rows if row["n"] == 1 and row["rule"] == "majority"]
@@ -299,14 +287,7 @@ def test_rules_take_orders_as_they_are(tmp_path: Path) -> None:
     assert at_one["accuracy_95"] == pytest.approx(list(wilson(0.75, 2)))
 
 
-OLD = {"tree": [], "pruned": {}}
-
 # ---------------------------------------------------------------- whole runs
-
-
-def records_of(folder: Path) -> dict[str, Any]:
-    lines = map(json.loads, (folder / "records.jsonl").read_text().splitlines())
-    return {r["id"]: without_costs(r) for r in lines}
 
 
 SEARCH = ("search=best_of_n", "search.n=2", "search.max_tokens=3", "verifier=confidence")
@@ -319,15 +300,15 @@ def asked(place: Path, file: str, *words: str) -> dict[str, Any]:
 
 def test_a_run_goes_on_with_more_orders_and_keeps_its_records(file: str, tmp_path: Path) -> None:
     asked(tmp_path, file, "dataset.limit=3")
-    once = records_of(tmp_path / "outputs" / "r")
+    once = by_id(tmp_path)
     assert all("order_of" not in r for r in once.values())
     summary = asked(tmp_path, file, "dataset.limit=3", "dataset.orders=2")
-    went_on = records_of(tmp_path / "outputs" / "r")
+    went_on = by_id(tmp_path)
     assert {name: went_on[name] for name in once} == once and len(went_on) == 6
     assert went_on["gpqa-1-order2"]["order_of"] == "gpqa-1"
     assert (summary["problems"], summary["questions"]) == (6, 3)
     asked(tmp_path, file, "dataset.limit=3", "dataset.orders=2", "run.name=whole")
-    assert records_of(tmp_path / "outputs" / "whole") == roughly(went_on)
+    assert by_id(tmp_path, "whole") == roughly(went_on)
     with pytest.raises(InvalidInput, match=r"does not ask for.*dataset\.orders"):
         asked(tmp_path, file, "dataset.limit=3")
     rows = unpaired_preference(FinishedRun.load(tmp_path / "outputs" / "r"))
@@ -345,8 +326,6 @@ def test_shards_of_orders_are_merged_to_the_run_of_one_process(file: str, tmp_pa
         folders.append(tmp_path / "outputs" / f"r-shard{index}of2")
     merge(tmp_path / "outputs" / "r", folders)
     merged = json.loads((tmp_path / "outputs" / "r" / "summary.json").read_text())
-    assert records_of(tmp_path / "outputs" / "r") == roughly(
-        records_of(tmp_path / "outputs" / "whole")
-    )
+    assert by_id(tmp_path) == roughly(by_id(tmp_path, "whole"))
     for name in ("problems", "questions", "accuracy", "accuracy_95", "pass_at_k", "maj_at_k"):
         assert merged[name] == pytest.approx(summary[name])

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from experiments.runs.records import RunFolder
 from experiments.runs.schema import Config
 from experiments.runs.summary import summarise, tokens_past
+from tests.helpers.records import candidate, made_up
 from ttc import InvalidInput, TTCError
 
 
@@ -112,33 +113,17 @@ def test_forgotten_records_are_gone_from_the_file_too(tmp_path: Path) -> None:
         assert list(folder.records) == ["0", "2"] and folder.count_written() == 3  # for now
         folder.append({"id": "1", "value": "new"})
     with RunFolder(config(tmp_path), ("id",)) as folder:
-        assert [(r["id"], r["value"]) for r in folder.records.values()] == [
-            ("0", "é"),
-            ("2", "é"),
-            ("1", "new"),
-        ]
+        left = [(r["id"], r["value"]) for r in folder.records.values()]
+        assert left == [("0", "é"), ("2", "é"), ("1", "new")]
 
 
 def solved(number: int, text: str, answers: Sequence[str | None]) -> dict[str, Any]:
-    branches = [
-        {"path": [0, i], "text": text, "answer": answer, "correct": answer == "4", "tokens": 9}
-        for i, answer in enumerate(answers)
+    branches = [candidate(i, a, a == "4", text=text) for i, a in enumerate(answers)]
+    tree = [
+        {"id": 0, "parent": None, "start": 0, "own_tokens": 5, "text": text},
+        {"id": 1, "parent": 0, "start": 5, "own_tokens": number, "text": ""},
     ]
-    return {
-        "id": str(number),
-        "question": text,
-        "gold": "4",
-        "answer": answers[0],
-        "correct": answers[0] == "4",
-        "error": None,
-        "branches": branches,
-        "tree": [
-            {"id": 0, "parent": None, "start": 0, "own_tokens": 5, "text": text},
-            {"id": 1, "parent": 0, "start": 5, "own_tokens": number, "text": ""},
-        ],
-        "usage": {"generated_tokens": number, "verifier_tokens": 0, "prompt_tokens": 1},
-        "timing": {"host_to_device_bytes": 0, "device_to_host_bytes": 0},
-    }
+    return made_up(*branches, id=str(number), question=text, gold="4", tree=tree)
 
 
 def test_a_run_adds_up_what_it_keeps_as_it_would_the_whole_records(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from unittest.mock import Mock
 import pytest
 from hydra.errors import HydraException
 
-import experiments.run
 from experiments.run import launch
 from experiments.runs.problem_loop import run
 from experiments.runs.sweep import JobOutcome, Outcomes
@@ -29,12 +28,8 @@ from ttc.compiling import LINE
 from verifiers import ArithmeticVerifier
 
 FAST = [
-    "dataset.size=4",
-    "model.dtype=float32",
-    "run.batch=2",
-    "search.beam_size=2",
-    "search.beam_width=2",
-    "search.max_steps=4",
+    *("dataset.size=4", "model.dtype=float32", "run.batch=2"),
+    *("search.beam_size=2", "search.beam_width=2", "search.max_steps=4"),
 ]
 
 
@@ -88,15 +83,11 @@ def test_a_killed_run_goes_on_to_the_same_records(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["search.beam_sise=3"], "beam_sise"),
-        (["search.beam_size=many"], "many"),
         (["search.beam_size=0"], "beam_size=0"),
         (["model=hf"], "model.name must be given"),
         (["dataset=file"], "give dataset.path"),
         (["dataset.path=mine.jsonl"], "dataset=file"),
         (["verifier=self", "+verifier/exit=ranking"], "different ratings"),
-        (["dataset.limt=3"], "limt"),
-        (["search=beem_search"], "beem_search"),
         (["verifier=none"], "verifier"),
         (["model.name=/no/such/model"], "/no/such/model"),
         slow((["memory.budget_gib=0.0001"], "at least")),
@@ -111,44 +102,21 @@ def test_a_wrong_setting_is_refused_by_name(
 
 
 @pytest.mark.slow
-def test_an_error_is_one_line_and_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", job(tmp_path, "search.beam_size=0")[2:])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
-    with pytest.raises(SystemExit) as ended:
-        experiments.run.main()
-    error, (said, shown) = str(ended.value.code), reversed(capsys.readouterr())
-    assert error.startswith("error: beam_size=0") and "\n" not in error and shown == ""
-    assert said.startswith("starting: search.beam_size=0") and "Traceback" not in said
-    assert not list(tmp_path.glob("*/config.yaml"))
-
-
-@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path: Path) -> None:
-    arguments = [
-        "-m",
-        "search=best_of_n",
-        "search.n=0,1,2",
-        "search.max_tokens=8",
-        "dataset.size=1",
-    ]
-    done = finished(job(tmp_path, *arguments))
+    sweep = ["search=best_of_n", "search.n=0,1,2", "search.max_tokens=8", "dataset.size=1"]
+    done = finished(job(tmp_path, "-m", *sweep))
     assert "error: n=0" in done.stderr and done.returncode == 1
     assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
         f"sums-best_of_n-arithmetic-seed0-search.max_tokens=8-search.n={n}" for n in (1, 2)
     ]
     table, error, *differences = done.stdout[done.stdout.index("3 jobs") :].split("\n\n")
     assert error == "n=0: error: n=0 must be at least 1"
-    assert differences[-1].startswith(
-        "costs, pass@k, files and a plot: python -m experiments.compare "
-    )
+    assert differences[-1].startswith("costs, pass@k, files and a plot: python -m experiments.comp")
     table = table.splitlines()
     assert [line.split()[0] for line in table[1:]] == ["job", "n=0", "n=1", "n=2"]
     assert "error" in table[2] and "%" in table[3] and "%" in table[4]
-    said = [
-        line for line in done.stderr.splitlines() if line != LINE and " of 1 problem, " not in line
-    ]
+    lines = done.stderr.splitlines()
+    said = [line for line in lines if line != LINE and " of 1 problem, " not in line]
     title = "BestOfN with ArithmeticVerifier, smollm2-135m, sums: 1 problem"
     assert said[0].startswith("starting: -m search=best_of_n")
     # loaded once, and no other library says anything
@@ -244,11 +212,8 @@ def test_ctrl_c_that_the_launcher_hears_first_says_what_is_safe(
 
 
 SHORT = [
-    "model.dtype=float32",
-    "search=best_of_n",
-    "search.n=2",
-    "search.max_tokens=12",
-    "dataset.size=3",
+    *("model.dtype=float32", "dataset.size=3"),
+    *("search=best_of_n", "search.n=2", "search.max_tokens=12"),
 ]
 
 
@@ -260,26 +225,12 @@ def test_a_verifier_that_cannot_rate_is_known_before_the_run(
         raise RuntimeError("the judge is out")
 
     monkeypatch.setattr(ArithmeticVerifier, "rate", broken)
-    with pytest.raises(VerifierError, match=r"the judge is out \(.*test_run.py:\d+\), on a branch"):
-        run_here(tmp_path, *SHORT)
-    gated = [
-        "verifier=confidence_gated",
-        "verifier.inner=arithmetic",
-        "verifier.tau_conf=0",
-        "verifier.r_gap=0",
-    ]
-    with pytest.raises(VerifierError, match=r"the judge is out \(.*test_run.py:\d+\), on a branch"):
-        run_here(tmp_path, *SHORT, *gated)
+    gated = ["verifier=confidence_gated", "verifier.inner=arithmetic"]
+    gated += ["verifier.tau_conf=0", "verifier.r_gap=0"]
+    for words in ([], gated):
+        with pytest.raises(VerifierError, match=r"judge is out \(.*test_run.py:\d+\), on a branch"):
+            run_here(tmp_path, *SHORT, *words)
     assert not list(tmp_path.glob("*/config.yaml"))
-
-
-@pytest.mark.slow
-def test_a_run_is_not_summed_up_over_fewer_problems(tmp_path: Path) -> None:
-    run_here(tmp_path, *SHORT)
-    before = (tmp_path / "r" / "summary.json").read_text()
-    with pytest.raises(InvalidInput, match=r"1 problem that this .* does not ask for.*as before"):
-        run_here(tmp_path, *SHORT, "dataset.limit=2")
-    assert (tmp_path / "r" / "summary.json").read_text() == before
 
 
 @pytest.mark.slow
@@ -305,10 +256,7 @@ def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
     assert (summary["failures"], kind["count"]) == (1, 1) and kind["reason"].startswith(said)
     failed = records(tmp_path, "r")["sums-1"]
     assert failed["branches"] and not failed["correct"] and not failed["correct_strict"]
-    assert (
-        "1 x VerifierError: ArithmeticVerifier raised RuntimeError: no connection"
-        in capsys.readouterr().out
-    )
+    assert f"1 x {said.removesuffix(' (tests/')}" in capsys.readouterr().out
     monkeypatch.undo()
     assert run_here(tmp_path, *SHORT)["failures"] == 1
     assert "3 of 3 were done already" in capsys.readouterr().err

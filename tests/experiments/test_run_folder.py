@@ -19,26 +19,11 @@ import experiments.runs.problem_loop
 from experiments.runs.fingerprint import model_fingerprint
 from experiments.runs.problem_loop import run
 from experiments.runs.records import RunFolder
-from tests.helpers.records import roughly, without_costs
+from tests.helpers.records import by_id, records, roughly
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from tests.helpers.tiers import slow
 from ttc import InvalidInput
 from ttc.scheduler import batch as decode
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    save_model(tmp_path / "model")
-    save_rows(tmp_path / "rows.jsonl", ROWS)
-    return tmp_path
-
-
-def records(place: Path, name: str = "r") -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for line in (place / "outputs" / name / "records.jsonl").read_text().splitlines()
-    ]
-
 
 # ---------------------------------------------------------------- the same names, other data or
 # weights
@@ -344,12 +329,6 @@ def long_rows(place: Path, count: int = 9) -> None:
         place / "rows.jsonl",
         [{"question": f"{i} and {i + 1} ?", "answer": str(i)} for i in range(count)],
     )
-
-
-def by_id(place: Path, name: str) -> dict[str, Any]:
-    found = {record["id"]: without_costs(record) for record in records(place, name)}
-    assert len(found) == len(records(place, name))  # no problem twice
-    return found
 
 
 @pytest.mark.slow

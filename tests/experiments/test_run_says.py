@@ -4,49 +4,34 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.runs.orders import same_choices, with_choices
 from experiments.runs.problem_loop import run
-from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from tests.helpers.runs import composed, save_rows
 from ttc.results import Problem
 
 LONG = ("search=self_consistency", "search.n=2", "search.max_tokens=16", "dataset.limit=2")
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    save_model(tmp_path / "model")
-    save_rows(tmp_path / "rows.jsonl", ROWS)
-    return tmp_path
+REWORDS = ("search=diverse_prompts", 'search.phrasings=["{question}","Question : {question}"]')
 
 
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("sharing", "search", "said"),
     [
-        ("similar", ("search=best_of_n", "search.n=2", "search.max_tokens=3"), True),
-        ("exact", ("search=best_of_n", "search.n=2", "search.max_tokens=3"), False),
-        (
-            "similar",
-            (
-                "search=diverse_prompts",
-                "search.max_tokens=3",
-                'search.phrasings=["{question}","Question : {question}"]',
-            ),
-            False,
-        ),
+        ("similar", ("search=best_of_n", "search.n=2"), True),
+        ("exact", ("search=best_of_n", "search.n=2"), False),
+        ("similar", REWORDS, False),
     ],
 )
 def test_a_search_that_never_rewords_has_no_use_for_similar_prompts(
-    place: Path,
-    capsys: pytest.CaptureFixture[str],
-    sharing: str,
-    search: tuple[str, ...],
-    said: bool,
+    place: Path, capsys: pytest.CaptureFixture[str], sharing: str, search: Any, said: bool
 ) -> None:
-    run(composed(place, f"sharing={sharing}", search=search))
+    run(composed(place, f"sharing={sharing}", "search.max_tokens=3", search=search))
     assert ("sharing=similar does nothing" in capsys.readouterr().err) is said
 
 

@@ -16,19 +16,12 @@ import experiments.runs.seeds_alike
 from experiments.runs.problem_loop import run
 from search.base import Case, SearchSteps
 from search.greedy import Greedy
-from tests.experiments.test_run_folder import records
 from tests.helpers.parts import installed
-from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from tests.helpers.records import records
+from tests.helpers.runs import ROWS, composed, save_rows
 from ttc.branch import Branch
 from ttc.protocols import Expand
 from ttc.sampling import Sampling
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    save_model(tmp_path / "model")
-    save_rows(tmp_path / "rows.jsonl", ROWS)
-    return tmp_path
 
 
 @pytest.fixture

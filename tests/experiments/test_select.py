@@ -7,7 +7,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -21,33 +20,17 @@ from experiments.runs.records import own_figures
 from experiments.runs.stats import wilson
 from experiments.runs.summary import summarise
 from search.selection import all_rules
-from tests.experiments.test_run_folder import records
 from tests.helpers.engines import make_engine
-from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from tests.helpers.records import candidate, made_up, records
+from tests.helpers.runs import composed
 from ttc import InvalidInput
 from ttc.results import BranchRecord
 
 RULES = {rule.name: rule for rule in all_rules(temperature=0.5)}
 
 
-def candidate(
-    answer: str | None, correct: bool = False, path: Sequence[int] = (0,), **more: Any
-) -> dict[str, Any]:
-    return {
-        "path": list(path),
-        "answer": answer,
-        "correct": correct,
-        "tokens": 10,
-        "finish_reason": "eos",
-        **more,
-    }
-
-
 def record(id: str, *branches: dict[str, Any], error: str | None = None) -> dict[str, Any]:
-    usage = {"generated_tokens": 10, "verifier_tokens": 0, "prompt_tokens": 4}
-    return {
-        "id": id, "correct": False, "error": error, "branches": list(branches), "usage": usage
-    }  # fmt: skip
+    return made_up(*branches, id=id, error=error)
 
 
 def written(folder: Path, *found: dict[str, Any]) -> Path:
@@ -66,7 +49,7 @@ FOUR = [("7", True, 0.9), ("8", False, 0.4), ("8", False, 0.3), ("7", True, 0.2)
 def two_problems() -> list[Solved]:
     """One whose right answers come first and last, and one that failed. The records lie in the
     order of the score."""
-    branches = [candidate(a, c, (i,), score=s) for i, (a, c, s) in enumerate(FOUR)]
+    branches = [candidate(i, a, c, score=s) for i, (a, c, s) in enumerate(FOUR)]
     return [
         Solved.of_record(record("a", *branches[::-1])),
         Solved.of_record(record("b", error="broken")),
@@ -74,9 +57,8 @@ def two_problems() -> list[Solved]:
 
 
 def test_each_rule_is_scored_on_the_first_n_by_index_and_failures_count_as_wrong() -> None:
-    rows = score(
-        two_problems(), [RULES[name] for name in ("majority", "weighted", "best", "soft_best")]
-    )
+    names = ("majority", "weighted", "best", "soft_best")
+    rows = score(two_problems(), [RULES[name] for name in names])
     # 7; 7 and 8; 7, 8 and 8; a tie, that 7 began
     assert accuracies(rows, "majority") == [0.5, 0.5, 0, 0.5]
     assert accuracies(rows, "weighted") == [0.5, 0.5, 0.5, 0.5]  # 0.9 against 0.4, 0.7; then 1.1
@@ -89,7 +71,7 @@ def test_each_rule_is_scored_on_the_first_n_by_index_and_failures_count_as_wrong
         for n in range(1, 5)
     ]
     assert accuracies(rows, "soft_best") == pytest.approx(expected)
-    assert [row["tokens"] for row in rows if row["rule"] == ANY] == [5, 10, 15, 20]
+    assert [row["tokens"] for row in rows if row["rule"] == ANY] == [2.5, 5, 7.5, 10]
     assert rows[0]["accuracy_95"] == list(wilson(1, 2))
 
 
@@ -115,8 +97,8 @@ def test_random_subsets_are_fixed_by_the_problem_alone() -> None:
 
 def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> None:
     found = [
-        record("a", *(candidate("7", True, (i,)) for i in range(10))),
-        record("b", candidate("7", True)),
+        record("a", *(candidate(i, "7", True) for i in range(10))),
+        record("b", candidate(0, "7", True)),
         record("c", error="x"),
     ]
     text = report(parsed([str(written(tmp_path / "run", *found))]))
@@ -136,16 +118,11 @@ def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> Non
 
 
 def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
-    folder = str(
-        written(
-            tmp_path / "run",
-            record("a", *(candidate("7", True, (i,), score=0.5) for i in range(3))),
-        )
-    )
-    words = [folder, "--format"]
-    found = json.loads(report(parsed([*words, "json"])))
+    found = record("a", *(candidate(i, "7", True, score=0.5) for i in range(3)))
+    words = [str(written(tmp_path / "run", found)), "--format"]
+    rows = json.loads(report(parsed([*words, "json"])))["rows"]
     rules = ("majority", "weighted", "best", "soft_best", "borda_score", ANY)
-    assert [(row["rule"], row["n"], row["accuracy"]) for row in found["rows"]] == [
+    assert [(row["rule"], row["n"], row["accuracy"]) for row in rows] == [
         (rule, n, pytest.approx(1.0)) for n in (1, 2, 3) for rule in rules
     ]
     lines = [re.sub(" +", " ", line) for line in report(parsed([*words, "markdown"])).splitlines()]
@@ -159,9 +136,9 @@ def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
         (None, [], "is no folder; give the folder of a run, as outputs/NAME"),
         ([], [], r"no record in .* has a candidate"),
         ([record("a", error="x")], [], "no record in"),
-        ([record("a", candidate("7"))], ["--draws", "-1"], "--draws=-1 must be 0"),
+        ([record("a", candidate(0, "7"))], ["--draws", "-1"], "--draws=-1 must be 0"),
         (
-            [record("a", candidate("7", score=1.0))],
+            [record("a", candidate(0, "7", score=1.0))],
             ["--temperature", "0"],
             "temperature=0.0 must be more than 0",
         ),
@@ -185,7 +162,7 @@ def test_what_cannot_be_scored_is_named(
 def test_a_folder_without_records_and_a_damaged_line_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no records\.jsonl"):
         load(tmp_path)
-    folder = written(tmp_path / "run", record("a", candidate("7")))
+    folder = written(tmp_path / "run", record("a", candidate(0, "7")))
     whole = (folder / "records.jsonl").read_text()
     (folder / "records.jsonl").write_text("{torn\n" + whole)
     with pytest.raises(InvalidInput, match="line 1 is damaged"):
@@ -209,11 +186,7 @@ def test_own_figures_are_means_over_generated_tokens() -> None:
     assert found["self_certainty"] == pytest.approx(sum(own[1]) / 4) and found["self_certainty"] > 0
     assert found["confidences"] == [round(-value, 3) for value in own[2]]
     (plain,) = engine.fork(engine.root([1, 2, 3]), 1)
-    assert own_figures(BranchRecord.of(plain)) == {
-        "logprob": None,
-        "self_certainty": None,
-        "confidences": None,
-    }
+    assert {*own_figures(BranchRecord.of(plain)).values()} == {None}
     engine.generate([plain], 4)
     found = own_figures(BranchRecord.of(plain))
     assert found["logprob"] < 0 and found["self_certainty"] is None and found["confidences"] is None
@@ -221,37 +194,20 @@ def test_own_figures_are_means_over_generated_tokens() -> None:
     assert own_figures(BranchRecord.of(plain))["self_certainty"] is None
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    save_model(tmp_path / "model")
-    save_rows(tmp_path / "rows.jsonl", ROWS)
-    return tmp_path
-
-
 def test_every_rule_is_scored_from_the_folder_of_a_run(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = [
-        "search=best_of_n",
-        "search.n=5",
-        "search.statistics=true",
-        "verifier=confidence",
-        "gate=none",
-    ]
+    more = ["search=best_of_n", "search.n=5", "search.statistics=true", "verifier=confidence"]
     run(composed(place, *more))
-    folder = place / "outputs" / "r"
-    capsys.readouterr()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["select", str(folder)])
+    shown = {}
+    for form in ("text", "json"):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["select", str(place / "outputs/r"), "--format", form])
         experiments.eval.select.main()
-    shown = capsys.readouterr().out
-    for rule in all_rules():
-        assert f"\n{rule.name} " in shown
-    assert "not scored" not in shown
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["select", str(folder), "--format", "json"])
-        experiments.eval.select.main()
-    rows = json.loads(capsys.readouterr().out)["rows"]
+        shown[form] = capsys.readouterr().out
+    assert all(f"\n{rule.name} " in shown["text"] for rule in all_rules())
+    assert "not scored" not in shown["text"]
+    rows = json.loads(shown["json"])["rows"]
     assert accuracies(rows, "best")[-1] == summarise(records(place))["accuracy"]
     assert {row["n"] for row in rows} == {1, 2, 3, 4, 5}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,97 +16,53 @@ from experiments.runs.summary import (
     summarise,
     votes,
 )
-from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from tests.helpers.records import candidate, made_up
+from tests.helpers.runs import composed
 from ttc.residency.streaming_heads import save_streaming_heads
 
 
 def test_answers_that_are_the_same_number_are_one_vote() -> None:
     answers = ["3", None, "4", "3.0", " ", "4"]
-    branches = [
-        {"path": [i], "answer": answer, "correct": answer == "4"}
-        for i, answer in enumerate(answers)
-    ]
+    branches = [candidate(i, answer, answer == "4") for i, answer in enumerate(answers)]
     assert votes(branches) == ([(2, False), (2, True)], 2)
 
 
 def test_the_summary_of_two_problems() -> None:
     def record(answers: list[str], right: str) -> dict[str, Any]:
-        branches = [
-            {"path": [i], "answer": a, "correct": a == right} for i, a in enumerate(answers)
-        ]
-        usage = {"generated_tokens": 10, "verifier_tokens": 2, "prompt_tokens": 5}
-        return {
-            "correct": answers[0] == right,
-            "correct_strict": False,
-            "error": None,
-            "branches": branches,
-            "usage": usage,
-            "timing": {"host_to_device_bytes": 7, "device_to_host_bytes": 3},
-        }
+        branches = [candidate(i, a, a == right) for i, a in enumerate(answers)]
+        timing = {"host_to_device_bytes": 7, "device_to_host_bytes": 3}
+        return made_up(*branches, correct_strict=False, timing=timing)
 
     summary = summarise([record(["1", "2", "2", "5"], "2"), record(["7", "7", "8", "9"], "7")])
     assert summary["accuracy"] == 0.5 and summary["accuracy_strict"] == 0.0
     assert summary["pass_at_k"] == pytest.approx({"1": 0.5, "2": (5 / 6 + 5 / 6) / 2, "4": 1.0})
     assert summary["maj_at_k"] == {"1": 0.5, "2": 0.5, "4": 1.0}
     assert (summary["host_to_device_bytes"], summary["device_to_host_bytes"]) == (14, 6)
-    assert (summary["generated_tokens"], summary["verifier_tokens"], summary["prompt_tokens"]) == (
-        20,
-        4,
-        10,
-    )
-    assert summary["approximate"] == {}
+    spent = [summary[f"{kind}_tokens"] for kind in ("generated", "verifier", "prompt")]
+    assert spent == [40, 6, 8] and summary["approximate"] == {}
     failed = record(["1"], "2") | {"branches": [], "error": "InvalidInput: ..."}
     failed["usage"] |= {"gated_branches": 3, "verifications_skipped": 2}
     summary = summarise([record(["7", "7"], "7"), failed])
-    assert (summary["pass_at_k"], summary["maj_at_k"]) == (
-        {"1": 0.5, "2": 0.5},
-        {"1": 0.5, "2": 0.5},
-    )
+    assert summary["pass_at_k"] == summary["maj_at_k"] == {"1": 0.5, "2": 0.5}
     assert summary["approximate"] == {"problems_not_verified": 1, "branches_stopped_by_the_gate": 3}
 
 
 def test_branches_that_say_nothing_and_ties_are_counted_over_all_of_them() -> None:
     def record(answers: list[str | None], ends: list[str | None]) -> dict[str, Any]:
-        branches = [
-            {"path": [i], "answer": answer, "correct": False, "finish_reason": end}
-            for i, (answer, end) in enumerate(zip(answers, ends, strict=True))
-        ]
-        return {
-            "correct": False,
-            "error": None,
-            "branches": branches,
-            "usage": {"generated_tokens": 1, "verifier_tokens": 0, "prompt_tokens": 1},
-            "timing": {"host_to_device_bytes": 0, "device_to_host_bytes": 0},
-        }
+        rows = enumerate(zip(answers, ends, strict=True))
+        return made_up(*(candidate(i, answer, finish_reason=end) for i, (answer, end) in rows))
 
     tied = record(["3", "4", None, "3.0", "4"], ["eos", None, None, "end", "context"])
     clear = record(["3", None, None], ["eos", "eos", "gate"])
     failed = record([None], [None]) | {"error": "InvalidInput: ..."}
-    assert summarise([tied, clear, failed])["branches"] == {
-        "count": 8,
-        "no_answer_read": 3,
-        "without_an_end": 3,
-        "tied_votes": 1,
-        "looped": 0,
-        "thoughts_closed_by_limit": 0,
-        "thoughts_cut": 0,
-    }
+    counts = {"count": 8, "no_answer_read": 3, "without_an_end": 3, "tied_votes": 1, "looped": 0}
+    none = {"thoughts_closed_by_limit": 0, "thoughts_cut": 0}
+    assert summarise([tied, clear, failed])["branches"] == counts | none
 
 
 def test_a_failed_problem_is_wrong_whatever_its_branches_hold() -> None:
-    def record(error: str | None) -> dict[str, Any]:
-        return {
-            "correct": True,
-            "correct_strict": True,
-            "error": error,
-            "branches": [{"path": [0], "answer": "3", "correct": True}],
-            "usage": {"generated_tokens": 10, "verifier_tokens": 0, "prompt_tokens": 5},
-            "timing": {"host_to_device_bytes": 0, "device_to_host_bytes": 0},
-        }
-
-    summary = summarise(
-        [record(None), record("VerifierError: V raised E: no"), record("BudgetExceeded: 9 tokens")]
-    )
+    errors = (None, "VerifierError: V raised E: no", "BudgetExceeded: 9 tokens")
+    summary = summarise([made_up(candidate(0, "3", True), error=error) for error in errors])
     assert (summary["correct"], summary["failures"]) == (2, 1)
     assert summary["accuracy"] == summary["accuracy_strict"] == pytest.approx(2 / 3)
     assert summary["pass_at_k"] == summary["maj_at_k"] == {"1": pytest.approx(2 / 3)}
@@ -130,12 +85,8 @@ def test_reasons_that_differ_in_numbers_or_names_are_one() -> None:
         "BudgetExceeded: 9 tokens",
     ]
     assert failure_reasons([{"error": error} for error in errors]) == [
-        {
-            "reason": "InvalidInput: the prompt has 9,001 tokens",
-            "count": 2,
-            "values": ["9,001", "12"],
-        },
-        {"reason": "KeyError: the row has no field 'question'", "count": 1},
+        {"reason": errors[0], "count": 2, "values": ["9,001", "12"]},
+        {"reason": errors[1], "count": 1},
     ]
 
 
@@ -168,10 +119,8 @@ def test_errors_that_differ_in_a_value_are_one_kind(first: str, second: str) -> 
 
 
 @pytest.mark.slow
-def test_memory_that_is_approximate_counts_its_tokens(tmp_path: Path) -> None:
-    save_model(tmp_path / "model")
-    save_rows(tmp_path / "rows.jsonl", ROWS[:2])
-    heads = tmp_path / "heads.json"
+def test_memory_that_is_approximate_counts_its_tokens(place: Path) -> None:
+    heads = place / "heads.json"
     save_streaming_heads(heads, "tiny", [(0, 1)])
     streaming = ("memory=headwise", f"memory.streaming_heads={heads}", "memory.sink_tokens=1")
     settings = {
@@ -181,10 +130,8 @@ def test_memory_that_is_approximate_counts_its_tokens(tmp_path: Path) -> None:
         "all seen": (*streaming, "memory.window_tokens=200"),
     }
     approximate = {}
-    for name, overrides in settings.items():
-        run(composed(tmp_path, *overrides, f"run.name={name.replace(' ', '-')}"))
-        file = tmp_path / "outputs" / name.replace(" ", "-") / "summary.json"
-        summary = json.loads(file.read_text())
+    for number, (name, overrides) in enumerate(settings.items()):
+        summary = run(composed(place, *overrides, f"run.name=r{number}", "dataset.limit=2"))
         approximate[name] = summary["approximate"]
         own = summary["prompt_tokens"] + summary["generated_tokens"]
     # prompts have six tokens, answers three; the first three tokens of a text see all before them

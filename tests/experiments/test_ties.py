@@ -3,7 +3,6 @@ same branch."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from experiments.eval.select import Solved
 from experiments.runs.problem_loop import run
 from experiments.runs.records import chosen_branch
 from search.selection import all_rules
-from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from tests.helpers.records import records
+from tests.helpers.runs import composed
 
 OWN = """
 class Flat:
@@ -31,17 +31,6 @@ def read(text):
 """Every branch rates alike, and some have no answer."""
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    save_model(tmp_path / "model")
-    save_rows(tmp_path / "rows.jsonl", ROWS)
-    (tmp_path / "my_ties.py").write_text(OWN)
-    monkeypatch.delitem(sys.modules, "my_ties", raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("search", "rule", "column"),
@@ -52,23 +41,23 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_ties_go_to_the_first_answer_in_the_tree_everywhere(
-    place: Path, search: list[str], rule: str, column: str
+    place: Path, monkeypatch: pytest.MonkeyPatch, search: list[str], rule: str, column: str
 ) -> None:
+    (place / "my_ties.py").write_text(OWN)
+    monkeypatch.delitem(sys.modules, "my_ties", raising=False)
+    monkeypatch.syspath_prepend(place)
     words = [*search, "search.n=4", "search.max_tokens=5", "verifier._target_=my_ties.Flat"]
     run(composed(place, "dataset.extract=my_ties.read", "dataset.answer_kind=text", search=words))
     (choose,) = [known.choose for known in all_rules() if known.name == rule]
-    lines = (place / "outputs" / "r" / "records.jsonl").read_text().splitlines()
     silent = 0
-    for record in map(json.loads, lines):
+    for record in records(place):
         branches = sorted(record["branches"], key=lambda branch: branch["path"])
         answers = [branch["answer"] for branch in branches]
         silent += answers[0] is None and any(answers)
-        votes = [answers.count(answer) if answer is not None else 0 for answer in answers]
-        first = (
-            votes.index(max(votes))
-            if rule != "best"
-            else [answer is None for answer in answers].index(False)
-        )
+        votes = [0 if answer is None else answers.count(answer) for answer in answers]
+        if rule == "best":
+            votes = [min(1, count) for count in votes]
+        first = votes.index(max(votes))
         chosen = chosen_branch(record)
         assert chosen is not None and chosen["path"] == branches[first]["path"]
         assert record["answer"] == answers[first]

@@ -46,6 +46,11 @@ GREEDY = ("search=greedy", "search.max_tokens=3")
 def composed(
     tmp_path: Path, *overrides: str, data: Sequence[str] = (), search: Sequence[str] = GREEDY
 ) -> Any:
+    """The configuration of such a run."""
+    return configuration("run", *typed(tmp_path, data, search), *overrides)
+
+
+def typed(tmp_path: Path, data: Sequence[str] = (), search: Sequence[str] = GREEDY) -> list[str]:
     """A short run of the model and the rows that lie in `tmp_path`, or of other data, as one would
     type it."""
     rows = [
@@ -53,7 +58,7 @@ def composed(
         f"dataset.path={tmp_path / 'rows.jsonl'}",
         "dataset.instruction='{question}'",
     ]
-    words = [
+    return [
         "model=hf",
         f"model.name={tmp_path / 'model'}",
         "model.dtype=float32",
@@ -62,4 +67,3 @@ def composed(
         "run.name=r",
         f"run.output_dir={tmp_path / 'outputs'}",
     ]
-    return configuration("run", *words, *overrides)

@@ -15,7 +15,8 @@ from experiments.runs.finished import FinishedRun
 from experiments.runs.problem_loop import run
 from experiments.runs.summary import counts_line
 from tests.experiments.pages.test_view import written
-from tests.experiments.test_branch_counts import LIMIT, SEARCH, records_of, save_circling
+from tests.experiments.test_branch_counts import LIMIT, SEARCH, save_circling
+from tests.helpers.records import records
 from tests.helpers.runs import composed, save_rows
 
 
@@ -61,7 +62,7 @@ def test_how_thoughts_end_is_counted_and_shown_everywhere(
     save_rows(tmp_path / "rows.jsonl", [{"question": f"{i} ?", "answer": "7"} for i in range(2)])
     summary = run(composed(tmp_path, *settings, search=SEARCH))
     shown = capsys.readouterr().out
-    for record in records_of(tmp_path):
+    for record in records(tmp_path):
         for row in record["branches"]:
             assert (row["thought_end"], row["looped"]) == branch
         if branch[0] == "looped":

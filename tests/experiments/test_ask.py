@@ -31,28 +31,17 @@ def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 def test_a_question_is_answered_as_the_library_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = save_tiny_model(tmp_path)
-    words = (
-        "--search",
-        "best_of_n",
-        "--verifier",
-        "confidence",
-        "--seed",
-        "3",
-        "search.n=3",
-        "search.max_tokens=9",
-    )
-    typed(monkeypatch, "What is 2 + 3?", "--model", folder, *words, "model.dtype=float32")
+    folder, question = save_tiny_model(tmp_path), "What is 2 + 3?"
+    words = ["--search=best_of_n", "--verifier=confidence", "--seed=3", "search.n=3"]
+    settings = ("search.max_tokens=9", "model.dtype=float32")
+    typed(monkeypatch, question, f"--model={folder}", *words, *settings)
     search, engine = BestOfN(n=3, max_tokens=9), Engine.from_pretrained(folder, dtype="float32")
-    right = solve(
-        search, problem="What is 2 + 3?", engine=engine, verifier=ConfidenceVerifier(), seed=3
-    )
+    verifier = ConfidenceVerifier()
+    right = solve(search, problem=question, engine=engine, verifier=verifier, seed=3)
     shown = capsys.readouterr().out
     assert right.best is not None and right.best.text.strip() in shown
-    assert (
-        "expanded 3 branches; 27 tokens so far\n" in shown
-        and "rated 3 branches, the best with " in shown
-    )
+    assert "expanded 3 branches; 27 tokens so far\n" in shown
+    assert "rated 3 branches, the best with " in shown
     assert "cost:   27 generated tokens, 0 verifier tokens, 4 nodes, " in shown
 
 
@@ -108,17 +97,14 @@ def test_thoughts_are_parted_from_answers() -> None:
 
 
 def test_a_terminal_shows_the_tree_while_it_grows_and_the_whole_of_it_at_the_end() -> None:
-    backend, search = (
-        FakeBackend(),
-        BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=3),
-    )
+    backend = FakeBackend()
+    search = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=3)
     config = SearchConfig.of(search, backend, SolveOptions(verifier=Costly(2), seed=1))
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     result = watched("12 + 3", config, backend, console)
     right = solve(search, problem="12 + 3", engine=FakeBackend(), verifier=Costly(2), seed=1)
-    assert (
-        isinstance(console.file, io.StringIO) and result.best is not None and right.best is not None
-    )
+    assert isinstance(console.file, io.StringIO)
+    assert result.best is not None and right.best is not None
     assert result.best.text == right.best.text and not backend.live
     out, last = console.file.getvalue(), "\n".join(picture(drawn("12 + 3", steps_of(result))))
     assert "12 + 3" in out.partition("<- chosen")[0] and last in out
@@ -142,12 +128,8 @@ def test_what_cannot_be_used_is_named(
 def test_the_default_model_finds_what_the_readme_shows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed(
-        monkeypatch,
-        "Tom has 3 boxes of 4 apples. He eats 2. How many are left?",
-        "model.dtype=float32",
-    )
+    question = "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
+    typed(monkeypatch, question, "model.dtype=float32")
     shown = capsys.readouterr().out
-    assert (
-        "answer: 10\n" in shown and "1,108 generated tokens, 0 verifier tokens, 61 nodes" in shown
-    )
+    assert "answer: 10\n" in shown
+    assert "1,108 generated tokens, 0 verifier tokens, 61 nodes" in shown

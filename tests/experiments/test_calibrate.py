@@ -4,7 +4,6 @@ model."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from search.options import SolveOptions
 from tests.helpers.configurations import assert_refused, configuration
 from tests.helpers.engines import numbers_engine
 from tests.helpers.processes import finished
+from tests.helpers.records import records
 from ttc import Engine, InvalidInput, Problem
 from ttc.calibration.gate_calibration import Observation, calibrate
 from ttc.compiling import LINE
@@ -57,9 +57,8 @@ def test_observations_of_best_of_n(engine: Engine) -> None:
         # the first of equals
         by_p = max(branches, key=lambda b: round(sum(b.top1) / len(b.top1), 5))
         by_length = max(branches, key=lambda b: len(set(b.generated)))
-        assert (observation.max_p, observation.gap) == pytest.approx(
-            (top, (top - second) / top), abs=1e-5
-        )
+        told = (top, (top - second) / top)
+        assert (observation.max_p, observation.gap) == pytest.approx(told, abs=1e-5)
         assert observation.agrees == (by_p.generated == by_length.generated)
     assert {o.agrees for o in found} == {True, False}
     assert engine.kv_bytes() == 0
@@ -107,19 +106,16 @@ def test_a_problem_that_fails_is_left_out(engine: Engine) -> None:
 
 
 def test_the_report_says_what_is_not_shown() -> None:
-    few = [Observation(0.9, 0.5, True)] * 20
-    text = report(calibrate(few, model="m", dataset="d", max_disagreement=0.01), 3)
+    def told(count: int, limit: float | None, unused: int = 0) -> str:
+        seen = [Observation(0.9, 0.5, True)] * count
+        return report(calibrate(seen, model="m", dataset="d", max_disagreement=limit), unused)
+
+    text = told(20, 0.01, unused=3)
     assert "20 (3 more could not be used)" in text and "10 of 10 checked" in text
     assert "25.9% of problems, with 95% confidence" in text
     assert "598 held-out problems" in text  # 2 x 299, the least n with 0.99^n <= 0.05
-    many = [Observation(0.9, 0.5, True)] * 598
-    assert "not shown" not in report(
-        calibrate(many, model="m", dataset="d", max_disagreement=0.01), 0
-    )
-    assert "no number of problems" in report(
-        calibrate(few, model="m", dataset="d", max_disagreement=0.0), 0
-    )
-    assert "not shown" not in report(calibrate(few, model="m", dataset="d"), 0)
+    assert "not shown" not in told(598, 0.01) + told(20, None)
+    assert "no number of problems" in told(20, 0.0)
 
 
 # ---------------------------------------------------------------- the jobs
@@ -127,62 +123,45 @@ def test_the_report_says_what_is_not_shown() -> None:
 SEARCH = ["search=best_of_n", "search.n=3", "search.max_tokens=12", "run.batch=4"]
 
 
-def job(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"experiments.{module}", *arguments]
-    return finished(command)
-
-
 @pytest.mark.slow
 def test_a_calibration_and_the_run_that_uses_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.json"
-    held_out = [
-        "dataset.size=6",
-        "dataset.seed=7",
-        f"calibrate.file={file}",
-        "calibrate.max_disagreement=1",
-    ]
-    done = job("calibrate", *SEARCH, "verifier.inner=self", *held_out)
+    held_out = ["dataset.size=6", "dataset.seed=7", "calibrate.max_disagreement=1"]
+    words = [*SEARCH, "verifier.inner=self", *held_out, f"calibrate.file={file}"]
+    done = finished([sys.executable, "-m", "experiments.calibrate", *words])
     assert done.returncode == 0, done.stderr
-    said = [
-        line
-        for line in done.stderr.splitlines()
-        if line != LINE and not line.startswith("calibrate: ")
-    ]
+    lines = done.stderr.splitlines()
+    said = [line for line in lines if line != LINE and not line.startswith("calibrate: ")]
     # no other library says anything
     assert said[0].startswith("starting: ") and said[1:] == ["loading smollm2-135m"]
     made = json.loads(file.read_text())
-    assert (made["model"], made["dataset"], made["problems"], made["checked"]) == (
-        "smollm2-135m",
-        "sums",
-        6,
-        3,
-    )
-    assert made["settings"]["dataset"]["seed"] == 7
-    assert made["settings"]["verifier"]["_target_"] == "verifiers.SelfVerifier"
-    assert made["settings"]["sharing"]["rule"] == "exact" and made["settings"]["dtype"] == "auto"
-    assert made["settings"]["gate"]["_target_"] is made["settings"]["cache"]["_target_"] is None
+    assert (made["model"], made["dataset"]) == ("smollm2-135m", "sums")
+    assert (made["problems"], made["checked"]) == (6, 3)
+    settings = made["settings"]
+    assert settings["dataset"]["seed"] == 7
+    assert settings["verifier"]["_target_"] == "verifiers.SelfVerifier"
+    assert settings["sharing"]["rule"] == "exact" and settings["dtype"] == "auto"
+    assert settings["gate"]["_target_"] is settings["cache"]["_target_"] is None
     assert f"{made['tau_conf']:.4f}" in done.stdout and str(file) in done.stdout
 
     gated = ["verifier=confidence_gated", "verifier.inner=self", f"verifier.calibration={file}"]
-    place = ["dataset.size=6", f"run.output_dir={tmp_path}", "run.name=r"]
+    place = ["dataset.size=6", f"run.output_dir={tmp_path / 'outputs'}", "run.name=r"]
     gated_run = [*SEARCH, *gated, *place]
-    run(configuration("run", *gated_run))
-    lines = (tmp_path / "r" / "records.jsonl").read_text().splitlines()
-    assert len(lines) == 6
+    summary = run(configuration("run", *gated_run))
     skips = 0
-    for record in map(json.loads, lines):
+    for record in records(tmp_path):
         p = sorted((b["score"] for b in record["branches"]), reverse=True)
         skipped = record["usage"]["verifications_skipped"]
         assert (record["usage"]["verifier_tokens"] == 0) == bool(skipped)
         if skipped:
             assert p[0] >= made["tau_conf"] and (p[0] - p[1]) / p[0] >= made["r_gap"]
         skips += skipped
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["problems"] == 6
     assert summary["approximate"] == ({"problems_not_verified": skips} if skips else {})
     assert ("approximate: problems not verified" in capsys.readouterr().out) == (skips > 0)
-    config = (tmp_path / "r" / "config.yaml").read_text()
+    config = (tmp_path / "outputs" / "r" / "config.yaml").read_text()
     assert f"tau_conf: {made['tau_conf']}" in config and "verifiers.SelfVerifier" in config
 
     made["tau_conf"] = 0.123  # the file changes under the run
@@ -199,15 +178,13 @@ def test_a_calibration_and_the_run_that_uses_it(
 
 @pytest.mark.slow
 def test_an_inner_verifier_by_name_or_with_settings() -> None:
-    gated = "verifier=confidence_gated"
-    named = make_verifier(
-        resolved(configuration("run", gated, "verifier.inner=confidence", "verifier.r_gap=0.3"))
-    )
+    def made(*words: str) -> Any:
+        return make_verifier(resolved(configuration("run", "verifier=confidence_gated", *words)))
+
+    named = made("verifier.inner=confidence", "verifier.r_gap=0.3")
     assert named == ConfidenceGatedVerifier(ConfidenceVerifier(), 0.9, 0.3)
-    nested = configuration(
-        "run", gated, "verifier/inner=confidence", "verifier.inner.metric=logprob"
-    )
-    assert make_verifier(resolved(nested)) == ConfidenceGatedVerifier(ConfidenceVerifier("logprob"))
+    nested = made("verifier/inner=confidence", "verifier.inner.metric=logprob")
+    assert nested == ConfidenceGatedVerifier(ConfidenceVerifier("logprob"))
     assert make_verifier(configuration("run", "verifier=none")) is None
 
 
@@ -215,10 +192,8 @@ def test_a_calibration_sets_the_thresholds(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     calibrate([Observation(0.7, 0.3, True)], model="m", dataset="sums").save(file)
     gated = ["verifier=confidence_gated", f"verifier.calibration={file}"]
-    found = make_verifier(
-        resolved(configuration("run", *gated, "model.name=m", "verifier.tau_conf=0.1"))
-    )
-    assert found == ConfidenceGatedVerifier(SelfVerifier(), 0.7, 0.3)
+    config = resolved(configuration("run", *gated, "model.name=m", "verifier.tau_conf=0.1"))
+    assert make_verifier(config) == ConfidenceGatedVerifier(SelfVerifier(), 0.7, 0.3)
     with pytest.raises(InvalidInput, match="the model 'm', not for 'smollm2-135m'"):
         resolved(configuration("run", *gated))
 
@@ -231,12 +206,8 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
         name: OmegaConf.to_container(whole[name], resolve=True) for name in ("dataset", "search")
     }
     calibrate([Observation(0.7, 0.3, True)], model="m", dataset="sums", settings=parts).save(file)
-    gated = [
-        "verifier=confidence_gated",
-        f"verifier.calibration={file}",
-        "model.name=m",
-        "search=best_of_n",
-    ]
+    gated = ["verifier=confidence_gated", f"verifier.calibration={file}", "model.name=m"]
+    gated.append("search=best_of_n")
     for other in ("dataset.offset=20", "dataset.seed=1000"):
         assert resolved(configuration("run", *gated, other)).verifier.tau_conf == 0.7
     for same in ("dataset.offset=19", "dataset.seed=19", "dataset.pad_chars=99"):
@@ -246,23 +217,16 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
         resolved(configuration("run", *gated[:-1], "search=beam_search", "dataset.offset=20"))
 
 
+GATED = "verifier=confidence_gated"
+
+
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
-        (
-            "run",
-            ["verifier=confidence_gated", "verifier.inner=slef"],
-            "verifier.inner=slef is unknown; is it self. use one of",
-        ),
-        ("run", ["verifier=confidence_gated", "verifier.tau_cnf=1"], "tau_cnf"),
-        ("run", ["verifier=confidence_gated", "verifier.inner.questoin=x"], "questoin"),
-        ("run", ["verifier=confidence_gated", "verifier.tau_conf=-1"], "tau_conf=-1.0"),
-        (
-            "run",
-            ["verifier=confidence_gated", "verifier.calibration=/no/such.json"],
-            "/no/such.json",
-        ),
+        ("run", [GATED, "verifier.inner=slef"], "verifier.inner=slef is unknown; is it self. use"),
+        ("run", [GATED, "verifier.inner.questoin=x"], "questoin"),
+        ("run", [GATED, "verifier.calibration=/no/such.json"], "/no/such.json"),
         ("calibrate", [], "calibrate.file"),
         ("calibrate", ["calibrate.fil=x"], "fil"),
         ("calibrate", ["calibrate.file=x", "verifier=none"], "other than none"),

@@ -3,21 +3,21 @@ default model."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import experiments.fit.calibrate.calibration
-import experiments.runs.problem_loop
+from experiments.fit.calibrate import calibration
 from experiments.fit.calibrate.calibration import observe_exits, report_exit
 from experiments.runs.build import make_verifier, resolved
+from experiments.runs.problem_loop import run
 from search import BeamSearch, BestOfN, solve
 from search.options import SolveOptions
 from tests.helpers.configurations import assert_refused, configuration
 from tests.helpers.engines import words_engine
+from tests.helpers.records import records
 from tests.helpers.tokenizers import KnownWords
 from ttc import EarlyExit, Engine, InvalidInput, Problem
 from ttc.calibration.exit_calibration import ExitCalibration, agrees, calibrate_exit, chosen, replay
@@ -56,13 +56,9 @@ def test_what_cannot_be_observed_is_left_out_or_refused(engine: Engine) -> None:
     problems = [PROBLEMS[1], Problem("a " * 70), PROBLEMS[2]]  # one is longer than the context
     verifier = SelfVerifier("is it right ?")
     assert len(observe_exits(SEARCH, verifier, problems, engine=engine)) == 2
+    beams = BeamSearch(beam_size=2, beam_width=2, step_tokens=2)
     with pytest.raises(InvalidInput, match="BeamSearch rates a problem more than once"):
-        observe_exits(
-            BeamSearch(beam_size=2, beam_width=2, step_tokens=2),
-            verifier,
-            PROBLEMS[:2],
-            engine=engine,
-        )
+        observe_exits(beams, verifier, PROBLEMS[:2], engine=engine)
     assert engine.kv_bytes() == 0
 
 
@@ -70,25 +66,22 @@ def test_the_report_says_what_an_exit_does() -> None:
     def branch(*p: float) -> BranchProfile:
         return BranchProfile([3.0, 1.0, 0.5, 0.5], [0.0] * 4, list(p), 10)
 
+    def told(ratings: list[Any], unused: int = 0, **settings: float) -> str:
+        return report_exit(calibrate_exit(ratings, model="m", dataset="d", **settings), unused)
+
     steady = [[branch(0.9, 0.9, 0.9, 0.9), branch(0.1, 0.1, 0.1, 0.1)]] * 8
-    text = report_exit(
-        calibrate_exit(steady, model="m", dataset="d", max_disagreement=0.1, look_layers=0.5), 2
-    )
+    text = told(steady, 2, max_disagreement=0.1, look_layers=0.5)
     assert "8 (2 more could not be used)" in text and "ranking, l_min 1, patience 1" in text
-    assert (
-        "1.0 of 4 layers per branch, 4 checked" in text
-        and "1.0 per branch, which cost as much as 0.0" in text
-    )
+    assert "1.0 of 4 layers per branch, 4 checked" in text
+    assert "1.0 per branch, which cost as much as 0.0" in text
     assert "0 of 4" in text and "52.7% of problems" in text and "58 held-out problems" in text
-    text = report_exit(calibrate_exit(steady, model="m", dataset="d"), 0)
+    text = told(steady)
     assert "entropy, l_min 2, theta" in text and "not shown" not in text
     late = [[branch(0.1, 0.9, 0.9, 0.9), branch(0.9, 0.1, 0.1, 0.1)]]
-    made = calibrate_exit((steady[:1] + late) * 30, model="m", dataset="d", max_disagreement=0.1)
-    assert "not shown" in report_exit(made, 0) and "too many disagree" in report_exit(made, 0)
+    text = told((steady[:1] + late) * 30, max_disagreement=0.1)
+    assert "not shown" in text and "too many disagree" in text
     never = [[branch(0.9, 0.9, 0.9, 0.1), branch(0.1, 0.1, 0.1, 0.9)]] * 8
-    assert "none: " in report_exit(
-        calibrate_exit(never, model="m", dataset="d", max_disagreement=0.0), 0
-    )
+    assert "none: " in told(never, max_disagreement=0.0)
 
 
 # ---------------------------------------------------------------- the jobs
@@ -99,59 +92,38 @@ def test_a_calibration_and_the_run_that_uses_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.json"
-    common = [
-        "search=best_of_n",
-        "search.n=3",
-        "search.max_tokens=12",
-        "run.batch=4",
-        "verifier=self",
-    ]
+    common = ["search=best_of_n", "search.n=3", "search.max_tokens=12", "verifier=self"]
     held_out = ["dataset.size=4", "dataset.seed=7", f"calibrate.file={file}", "calibrate.level=2"]
-    made = experiments.fit.calibrate.calibration.run(
-        configuration("calibrate", *common, *held_out, "calibrate.max_disagreement=1")
-    )
+    config = configuration("calibrate", *common, *held_out, "calibrate.max_disagreement=1")
+    made = calibration.run(config)
     assert isinstance(made, ExitCalibration) and made.layers == 30
     assert (made.problems, made.checked) == (4, 2) and made.exit.l_min < 30 and made.look_layers > 0
     assert ExitCalibration.load(file, model="smollm2-135m", dataset="sums") == made
-    assert (
-        made.settings["dataset"]["seed"] == 7
-        and made.settings["verifier"]["_target_"] == "verifiers.SelfVerifier"
-    )
+    assert made.settings["dataset"]["seed"] == 7
+    assert made.settings["verifier"]["_target_"] == "verifiers.SelfVerifier"
     assert str(file) in capsys.readouterr().out
 
     calibrated = ["+verifier/exit=calibrated", f"verifier.exit.calibration={file}"]
-    place = ["dataset.size=2", f"run.output_dir={tmp_path}", "run.name=r"]
-    experiments.runs.problem_loop.run(configuration("run", *common, *calibrated, *place))
-    lines = (tmp_path / "r" / "records.jsonl").read_text().splitlines()
-    usages = [json.loads(line)["usage"] for line in lines]
+    place = ["dataset.size=2", f"run.output_dir={tmp_path / 'outputs'}", "run.name=r"]
+    words = [*common, *calibrated, *place]
+    run(configuration("run", *words))
+    usages = [record["usage"] for record in records(tmp_path)]
     assert len(usages) == 2 and all(usage["exit_layer_rows_saved"] > 0 for usage in usages)
-    config = (tmp_path / "r" / "config.yaml").read_text()
-    assert (
-        "ttc.EarlyExit" in config
-        and f"l_min: {made.exit.l_min}\n" in config
-        and str(file) not in config
-    )
-    with pytest.raises(InvalidInput, match="these problems were used to calibrate"):
-        experiments.runs.problem_loop.run(
-            configuration(
-                "run", *common, *calibrated, *place, "dataset.offset=7", "dataset.limit=2"
-            )
-        )
-    with pytest.raises(InvalidInput, match=r"calibrated with search\.BestOfN"):
-        experiments.runs.problem_loop.run(
-            configuration("run", "search=diverse_prompts", *common[3:], *calibrated, *place)
-        )
-    with pytest.raises(InvalidInput, match="the data set 'sums', not for 'gsm8k'"):
-        experiments.runs.problem_loop.run(
-            configuration("run", *common, *calibrated, *place, "dataset=gsm8k")
-        )
+    kept = (tmp_path / "outputs" / "r" / "config.yaml").read_text()
+    assert "ttc.EarlyExit" in kept and f"l_min: {made.exit.l_min}\n" in kept
+    assert str(file) not in kept
+    for other, why in (
+        ([*words, "dataset.offset=7", "dataset.limit=2"], "these problems were used to calibrate"),
+        ([*words[3:], "search=diverse_prompts"], r"calibrated with search\.BestOfN"),
+        ([*words, "dataset=gsm8k"], "the data set 'sums', not for 'gsm8k'"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            run(configuration("run", *other))
 
 
 def profiles() -> list[Any]:
-    p = [
-        BranchProfile([4.0, 3.0, 2.9], [4.0, 3.0, 2.9], [0.5, share, share], 9)
-        for share in (0.2, 0.8)
-    ]
+    layers = [4.0, 3.0, 2.9]
+    p = [BranchProfile(layers, layers, [0.5, share, share], 9) for share in (0.2, 0.8)]
     return [p, p]
 
 
@@ -161,15 +133,12 @@ def test_a_calibrated_exit_is_resolved(tmp_path: Path, inner: bool) -> None:
     file = tmp_path / "c.json"
     made = calibrate_exit(profiles(), model="m", dataset="sums")
     made.save(file)
+    chosen = ["verifier=self", "+verifier/exit=calibrated"]
+    key = "verifier.exit.calibration"
     if inner:
-        chosen = [
-            "verifier=confidence_gated",
-            "verifier/inner=self",
-            "+verifier/exit@verifier.inner.exit=calibrated",
-        ]
-    else:
-        chosen = ["verifier=self", "+verifier/exit=calibrated"]
-    key = "verifier.inner.exit.calibration" if inner else "verifier.exit.calibration"
+        chosen = ["verifier=confidence_gated", "verifier/inner=self"]
+        chosen.append("+verifier/exit@verifier.inner.exit=calibrated")
+        key = "verifier.inner.exit.calibration"
     config = resolved(configuration("run", *chosen, f"{key}={file}", "model.name=m"))
     found = make_verifier(config)
     if inner:
@@ -190,6 +159,8 @@ def test_settings_of_the_verifier_reach_it() -> None:
 
 
 EXIT = ["calibrate.level=2", "calibrate.file=x", "verifier=self", "search=best_of_n"]
+WEIGHED = ["search=self_consistency", "search.weighted=true"]
+CALIBRATED = ["verifier=self", "+verifier/exit=calibrated"]
 
 
 @pytest.mark.few
@@ -197,25 +168,13 @@ EXIT = ["calibrate.level=2", "calibrate.file=x", "verifier=self", "search=best_o
     ("module", "arguments", "message"),
     [
         ("calibrate", [*EXIT, "calibrate.level=3"], "calibrate.level=3"),
-        (
-            "calibrate",
-            [*EXIT, "calibrate.level=1", "calibrate.eps=1"],
-            r"calibrate.eps=1\.0 belongs",
-        ),
+        ("calibrate", [*EXIT, "calibrate.level=1", "calibrate.eps=1"], r"eps=1\.0 belongs"),
         ("calibrate", [*EXIT, "verifier=arithmetic"], "ArithmeticVerifier runs no model"),
         ("calibrate", [*EXIT, "verifier=none"], "other than none"),
         ("calibrate", [*EXIT, "+verifier/exit=ranking"], "has an exit already"),
-        (
-            "calibrate",
-            [*EXIT, "search=self_consistency", "search.weighted=true"],
-            "SelfConsistency does not choose",
-        ),
-        (
-            "run",
-            ["verifier=self", "+verifier/exit=calibrated", "verifier.exit.calibration=/no/such"],
-            "/no/such",
-        ),
-        ("run", ["verifier=self", "+verifier/exit=calibrated", "verifier.exit.theta=1"], "theta"),
+        ("calibrate", [*EXIT, *WEIGHED], "SelfConsistency does not choose"),
+        ("run", [*CALIBRATED, "verifier.exit.calibration=/no/such"], "/no/such"),
+        ("run", [*CALIBRATED, "verifier.exit.theta=1"], "theta"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(

@@ -17,20 +17,12 @@ from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput
 from ttc.results import Problem
 
-GSM8K = [
-    {
-        "question": "Ann has 2 pens and buys 3. How many?",
-        "answer": "2 + 3 = <<2+3=5>>5 pens.\n#### 5",
-    },
-    {
-        "question": "Bob has 4 pens and loses 1. How many?",
-        "answer": "4 - 1 = <<4-1=3>>3 pens.\n#### 3",
-    },
-    {
-        "question": "Cy buys 600 pens twice. How many?",
-        "answer": "600 x 2 = 1,200 pens.\n#### 1,200",
-    },
-]
+WORKED = {
+    "Ann has 2 pens and buys 3. How many?": "2 + 3 = <<2+3=5>>5 pens.\n#### 5",
+    "Bob has 4 pens and loses 1. How many?": "4 - 1 = <<4-1=3>>3 pens.\n#### 3",
+    "Cy buys 600 pens twice. How many?": "600 x 2 = 1,200 pens.\n#### 1,200",
+}
+GSM8K = [{"question": question, "answer": answer} for question, answer in WORKED.items()]
 
 
 def dataset(**fields: Any) -> Any:
@@ -54,14 +46,10 @@ def test_whole_solutions_as_gold_answers_are_refused_with_the_reader_that_helps(
     tmp_path: Path,
 ) -> None:
     path = jsonl(tmp_path / "test.jsonl", GSM8K)
-    with pytest.raises(
-        InvalidInput,
-        match=r"no row of .*\(3\).*file-0: .*whole solution.*reader=gsm8k.*\n  3 x .*whole",
-    ):
-        load_task(composed("dataset=file", f"dataset.path={path}").dataset)
-    task = load_task(
-        composed("dataset=file", f"dataset.path={path}", "dataset.reader=gsm8k").dataset
-    )
+    why = r"no row of .*\(3\).*file-0: .*whole solution.*reader=gsm8k.*\n  3 x .*whole"
+    with pytest.raises(InvalidInput, match=why):
+        load_task(dataset(path=path))
+    task = load_task(dataset(path=path, reader="gsm8k"))
     assert [p.answer for p in task.problems] == ["5", "3", "1200"] and not task.failures
 
 
@@ -145,9 +133,8 @@ def test_a_bad_row_fails_alone_with_the_reason(tmp_path: Path, line: str, reason
 
 def test_a_row_can_name_the_source_that_its_question_shares(tmp_path: Path) -> None:
     rows = [{"question": "1 ?", "answer": "1", "passage": "p"}, {"question": "2 ?", "answer": "2"}]
-    task = load_task(
-        dataset(path=jsonl(tmp_path / "rows.jsonl", rows), fields={"source": "passage"})
-    )
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    task = load_task(dataset(path=path, fields={"source": "passage"}))
     assert task.problems[0].metadata["source"] == "p"
     assert "no field 'passage'" in task.failures[0][1]
 
@@ -155,18 +142,11 @@ def test_a_row_can_name_the_source_that_its_question_shares(tmp_path: Path) -> N
 def test_fields_have_the_names_that_are_given(tmp_path: Path) -> None:
     rows = [{"prompt": "q?", "target": "7", "key": "first"}]
     path = jsonl(tmp_path / "rows.jsonl", rows)
-    names = [
-        "dataset.fields.question=prompt",
-        "dataset.fields.answer=target",
-        "dataset.fields.id=key",
-    ]
-    task = load_task(composed("dataset=file", f"dataset.path={path}", *names).dataset)
-    assert task.problems == [Problem("q?", "first", "7")]
-    with pytest.raises(
-        InvalidInput,
-        match=r"no field 'question', only prompt, target, key; .*dataset\.fields\.question",
-    ):
-        load_task(composed("dataset=file", f"dataset.path={path}").dataset)
+    names = {"question": "prompt", "answer": "target", "id": "key"}
+    assert load_task(dataset(path=path, fields=names)).problems == [Problem("q?", "first", "7")]
+    why = r"no field 'question', only prompt, target, key; .*dataset\.fields\.question"
+    with pytest.raises(InvalidInput, match=why):
+        load_task(dataset(path=path))
 
 
 def test_a_reader_of_ones_own_is_found_by_its_path(
@@ -197,10 +177,8 @@ def test_a_reader_of_ones_own_is_found_by_its_path(
 def test_cells_of_tables_are_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text("question\tanswer\nIs it 1, 2 or None?\t007\nNone\tNA\n")
     task = load_task(dataset(path=str(tmp_path / "rows.tsv"), answer_kind="text"))
-    assert [(p.question, p.answer) for p in task.problems] == [
-        ("Is it 1, 2 or None?", "007"),
-        ("None", "NA"),
-    ]
+    cells = [(p.question, p.answer) for p in task.problems]
+    assert cells == [("Is it 1, 2 or None?", "007"), ("None", "NA")]
 
 
 @pytest.mark.parametrize(
@@ -265,58 +243,38 @@ def test_a_data_set_of_the_hub_is_refused_at_once_without_a_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(
-        "time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s to ask again")
-    )
-    config = dataset(name="mine", hub="no-such-org/no-such-set")
-    with pytest.raises(
-        InvalidInput, match=r"no-such-set \(the hub cannot be reached.*dataset\.path=FILE"
-    ):
-        load_task(config)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
+    why = r"no-such-set \(the hub cannot be reached.*dataset\.path=FILE"
+    with pytest.raises(InvalidInput, match=why):
+        load_task(dataset(name="mine", hub="no-such-org/no-such-set"))
 
 
 # ---------------------------------------------------------------- solved examples and prompts
 
 
 def test_solved_examples_come_before_the_question_as_in_lm_eval(tmp_path: Path) -> None:
-    test, train = (
-        jsonl(tmp_path / "test.jsonl", GSM8K[2:]),
-        jsonl(tmp_path / "train.jsonl", GSM8K[:2]),
-    )
-    config = composed(
-        "dataset=gsm8k",
-        f"dataset.path={test}",
-        "dataset.shots=2",
-        f"dataset.shots_path={train}",
-        "dataset.raw=true",
-        r'dataset.instruction="Question: {question}\nAnswer:"',
-    )
+    test = jsonl(tmp_path / "test.jsonl", GSM8K[2:])
+    train = jsonl(tmp_path / "train.jsonl", GSM8K[:2])
+    data = ("dataset=gsm8k", f"dataset.path={test}", "dataset.shots=2", "dataset.raw=true")
+    words = r'dataset.instruction="Question: {question}\nAnswer:"'
+    config = composed(*data, f"dataset.shots_path={train}", words)
     (problem,) = load_task(config.dataset).problems
     chat = Letters()
     chat.chat_template = "not used"
-    assert make_template(config).text(problem.question, chat) == (
-        f"Question: {GSM8K[0]['question']}\nAnswer: {GSM8K[0]['answer']}\n\n"
-        f"Question: {GSM8K[1]['question']}\nAnswer: {GSM8K[1]['answer']}\n\n"
-        f"Question: {GSM8K[2]['question']}\nAnswer:"
-    )
+    *shots, asked = (f"Question: {row['question']}\nAnswer: {row['answer']}" for row in GSM8K)
+    whole = "\n\n".join([*shots, asked.partition(" 600 x 2")[0]])
+    assert make_template(config).text(problem.question, chat) == whole
 
 
 def test_examples_without_a_solution_state_the_answer(tmp_path: Path) -> None:
-    rows = [
-        {"question": "a?", "answer": "1"},
-        {"question": "b?", "answer": "2", "why": "Two."},
-        {"question": "c?"},
-    ]
-    path = jsonl(tmp_path / "rows.jsonl", rows)
+    rows = [{"question": "a?", "answer": "1"}, {"question": "b?", "answer": "2", "why": "Two."}]
+    path = jsonl(tmp_path / "rows.jsonl", [*rows, {"question": "c?"}])
     config = dataset(shots=2, shots_path=path, fields={"solution": "why"})
     two = "Two.\nThe answer is 2."
     assert load_examples(config) == [("a?", "The answer is 1."), ("b?", two)]
-    many = jsonl(
-        tmp_path / "many.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(20)]
-    )
-    drawn = [
-        load_examples(dataset(shots=5, shots_path=many, shots_seed=seed)) for seed in (0, 0, 1)
-    ]
+    rows = [{"question": f"{i}?", "answer": str(i)} for i in range(20)]
+    many = dataset(shots=5, shots_path=jsonl(tmp_path / "many.jsonl", rows))
+    drawn = [load_examples(OmegaConf.merge(many, {"shots_seed": seed})) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2] and all(len(set(examples)) == 5 for examples in drawn)
 
 
@@ -341,11 +299,7 @@ def test_worked_examples_end_as_the_instruction_asks(
 @pytest.mark.parametrize(
     ("kind", "rows", "answers"),
     [
-        (
-            "number",
-            ["It is 4, so the answer is 4.", "2 + 2 = 4"],
-            [0, "2 + 2 = 4\nThe answer is 4."],
-        ),
+        ("number", ["So the answer is 4.", "2 + 2 = 4"], [0, "2 + 2 = 4\nThe answer is 4."]),
         ("math", ["So \\boxed{4}.", "2 + 2 = 4"], [0, "2 + 2 = 4\nThe answer is \\boxed{4}."]),
         ("math", [None], ["The answer is \\boxed{4}."]),
         ("choice", ["As said."], ["As said.\nThe answer is A."]),
@@ -381,10 +335,7 @@ def test_tasks_without_a_solution_are_no_examples(tmp_path: Path) -> None:
         ({"shots": -1}, r"dataset\.shots=-1"),
         ({"shots": 1}, "file-0 is among the"),
         ({"shots": 1, "shots_path": None}, r"dataset\.shots_path=FILE"),
-        (
-            {"shots": 1, "shots_path": "/no/such/file.jsonl"},
-            r"dataset\.shots_path=/no/such/file\.jsonl is not a file",
-        ),
+        ({"shots": 1, "shots_path": "/no/x.jsonl"}, r"dataset\.shots_path=/no/x\.jsonl is not a"),
         ({"shots": 1, "path": None, "task": "chain_sum"}, r"dataset\.examples"),
     ],
 )
@@ -397,12 +348,8 @@ def test_examples_that_cannot_be_had_are_refused(
 
 
 def test_line_breaks_typed_in_a_shell_reach_the_model_and_the_search() -> None:
-    config = composed(
-        r'dataset.instruction="Q: {question}\nA:"',
-        r'dataset.end=["\n\n","Q:"]',
-        r'search.delimiter="\n\n"',
-        "search=beam_search",
-    )
+    data = (r'dataset.instruction="Q: {question}\nA:"', r'dataset.end=["\n\n","Q:"]')
+    config = composed(*data, "search=beam_search", r'search.delimiter="\n\n"')
     assert config.dataset.instruction == "Q: {question}\nA:"
     assert list(config.dataset.end) == ["\n\n", "Q:"]
     assert config.search.delimiter == "\n\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,44 +41,24 @@ def check_defaults(kind: str, rater: type) -> None:
 
 @pytest.mark.parametrize("kind", WORDS)
 def test_a_result_shows_the_prompt_with_the_words_of_its_kind(kind: str) -> None:
-    search, verifier = BestOfN(n=2, max_tokens=4), SelfVerifier()
+    def asked(**options: Any) -> Any:
+        search, rater = BestOfN(n=2, max_tokens=4), SelfVerifier()
+        return solve(search, problem="Why?", engine=FakeBackend(), verifier=rater, **options)
+
     for template in (None, PromptTemplate(system="Be brief.")):
-        result = solve(
-            search,
-            problem="Why?",
-            engine=FakeBackend(),
-            verifier=verifier,
-            answer_kind=kind,
-            template=template,
-        )
-        asked = replace(template or PromptTemplate(), instruction=WORDS[kind])
-        assert result.prompt == asked.text("Why?", FakeBackend().tokenizer)
+        result = asked(answer_kind=kind, template=template)
+        worded = replace(template or PromptTemplate(), instruction=WORDS[kind])
+        assert result.prompt == worded.text("Why?", FakeBackend().tokenizer)
         assert Result.from_dict(result.to_dict()).prompt == result.prompt
-    own = solve(
-        search,
-        problem="Why?",
-        engine=FakeBackend(),
-        verifier=verifier,
-        answer_kind=kind,
-        template=PromptTemplate(STEP_BY_STEP),
-    )
-    assert own.prompt is not None and "'The answer is N.'" in own.prompt
-    read = solve(
-        search, problem="Why?", engine=FakeBackend(), verifier=verifier, extract=lambda text: text
-    )
-    assert read.prompt == "Question: Why?\nAnswer:"
+    own = asked(answer_kind=kind, template=PromptTemplate(STEP_BY_STEP)).prompt
+    assert own is not None and "'The answer is N.'" in own
+    assert asked(extract=lambda text: text).prompt == "Question: Why?\nAnswer:"
 
 
 def test_a_verifier_that_cannot_rate_the_kind_is_told() -> None:
-    search = BestOfN(n=2, max_tokens=4)
+    search, rater = BestOfN(n=2, max_tokens=4), ArithmeticVerifier()
     with pytest.warns(UserWarning, match="ArithmeticVerifier rates answers of the kind number or"):
-        solve(
-            search,
-            problem="q",
-            engine=FakeBackend(),
-            verifier=ArithmeticVerifier(),
-            answer_kind="choice",
-        )
+        solve(search, problem="q", engine=FakeBackend(), verifier=rater, answer_kind="choice")
 
 
 @pytest.mark.parametrize(

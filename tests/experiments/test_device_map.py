@@ -15,12 +15,8 @@ from ttc import InvalidInput
 
 def test_a_run_puts_layers_on_several_devices(tmp_path: Path) -> None:
     first, second = pretended_devices()
-    names = {
-        "model.embed_tokens": first,
-        "model.layers": second,
-        "model.norm": second,
-        "lm_head": first,
-    }
+    names = {"model.embed_tokens": first, "model.layers": second}
+    names |= {"model.norm": second, "lm_head": first}
     device_map = ",".join(f"{name}:{place}" for name, place in names.items())
     model = ["model=hf", f"model.name={save_model(tmp_path)}", "model.dtype=float32"]
     config = configuration("run", *model, f"model.device_map={{{device_map}}}")

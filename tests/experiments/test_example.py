@@ -93,20 +93,11 @@ def test_of_a_record_whose_best_rated_branch_lost_the_winners_score_counts() -> 
     assert telling([RECORD | {"branches": branches}, RECORD]) is RECORD
 
 
-def test_a_wrong_answer_is_called_wrong() -> None:
-    assert "Its answer is 4, which is wrong, it is 3." in example(
-        RECORD | {"answer": "4", "correct": False}
-    )
-
-
 def test_the_most_telling_record_is_solved_against_a_badly_rated_wrong_branch() -> None:
-    close = [RECORD["branches"][0], branch([0], "", "4", 0.75, False)]
-    all_right = [RECORD["branches"][0]] * 2
-    wrong, easy, near = (
-        RECORD | {"id": "wrong", "correct": False},
-        RECORD | {"id": "easy", "branches": all_right},
-        RECORD | {"id": "near", "branches": close},
-    )
+    right = RECORD["branches"][0]
+    wrong = RECORD | {"correct": False}
+    easy = RECORD | {"branches": [right] * 2}
+    near = RECORD | {"branches": [right, branch([0], "", "4", 0.75, False)]}
     assert telling([wrong, easy, near, RECORD]) is RECORD
     assert telling([wrong, easy, near]) is near
     assert telling([wrong, easy]) is easy

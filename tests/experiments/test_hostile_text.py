@@ -42,10 +42,8 @@ def place(tmp_path: Path) -> Path:
     written = {f"{HOSTILE[i % len(HOSTILE)]}{i}": i for i in vocab.values() if i > 1}
     tokenizer["model"]["vocab"] = {word: i for word, i in vocab.items() if i < 2} | written
     file.write_text(json.dumps(tokenizer))
-    question = f"2 and 2 {''.join(HOSTILE)}"
-    save_rows(
-        tmp_path / "rows.jsonl", [{"question": question, "answer": HOSTILE[0]} for _ in range(2)]
-    )
+    row = {"question": f"2 and 2 {''.join(HOSTILE)}", "answer": HOSTILE[0]}
+    save_rows(tmp_path / "rows.jsonl", [row, row])
     return tmp_path
 
 
@@ -59,13 +57,8 @@ def test_a_run_shows_questions_and_an_example(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ("run.show_questions=true", "run.show_example=true", "dataset.answer_kind=text")
-    run(
-        composed(
-            place,
-            *more,
-            search=("search=best_of_n", "search.n=3", "search.max_tokens=9", "verifier=confidence"),
-        )
-    )
+    search = ("search=best_of_n", "search.n=3", "search.max_tokens=9", "verifier=confidence")
+    run(composed(place, *more, search=search))
     said = capsys.readouterr()
     check(said.out, "One problem", r"\x1b]52;c;cm0=\x07", r"\x9b2J")
     check(said.err, r"\x1b[2J", r"\u202e")
@@ -79,37 +72,20 @@ def test_a_dry_run_shows_prompts(place: Path, capsys: pytest.CaptureFixture[str]
 def test_a_question_is_answered(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "--model",
-        str(place / "model"),
-        "--search",
-        "greedy",
-        "search.max_tokens=9",
-        "model.dtype=float32",
-    ]
-    monkeypatch.setattr(sys, "argv", ["ttc", "2 \x1b[2J ?", *words])
+    words = [f"--model={place / 'model'}", "--search=greedy", "search.max_tokens=9"]
+    monkeypatch.setattr(sys, "argv", ["ttc", "2 \x1b[2J ?", *words, "model.dtype=float32"])
     ask()
     check(capsys.readouterr().out, "answer: ")
 
 
 def test_the_tree_on_a_terminal_has_rich_s_own_commands_alone() -> None:
     text = " ".join(HOSTILE)
-    steps = [
-        DrawnStep(Node(0, None, [], ""), "", "root"),
-        DrawnStep(Node(1, 0, [0], text, score=0.5), text, "growing"),
-    ]
-    console = Console(file=io.StringIO(), width=200, force_terminal=True)
-    console.print(drawn(text, steps))
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    check(
-        re.sub("\x1b\\[[0-9;]*m", "", shown),
-        r"\x1b]52;c;cm0=\x07",
-        r"\x1b[2J",
-        r"\x9b2J",
-        r"\u202e",
-        r"\u2066",
-    )
+    grown = DrawnStep(Node(1, 0, [0], text, score=0.5), text, "growing")
+    out = io.StringIO()
+    console = Console(file=out, width=200, force_terminal=True)
+    console.print(drawn(text, [DrawnStep(Node(0, None, [], ""), "", "root"), grown]))
+    shown = re.sub("\x1b\\[[0-9;]*m", "", out.getvalue())
+    check(shown, r"\x1b]52;c;cm0=\x07", r"\x1b[2J", r"\x9b2J", r"\u202e", r"\u2066")
 
 
 def test_a_comparison_and_a_selection_name_their_runs(

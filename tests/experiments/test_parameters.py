@@ -9,13 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.runs.parameters import count_parameters, flops, run_parameters
 
-SIZE = {
-    "vocab_size": 20,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+WIDTHS = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24}
+SIZE = WIDTHS | {"num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def saved(folder: Path, tied: bool) -> tuple[str, int]:
@@ -37,22 +32,14 @@ def test_the_verifiers_model_is_the_largest_that_it_names(tmp_path: Path) -> Non
     small, large = saved(tmp_path / "small", True), saved(tmp_path / "large", False)
     assert run_parameters(small[0], {"_target_": None}) == {"model": small[1], "verifier": small[1]}
     parts = [{"model": large[0]}, {"_target_": "verifiers.ConfidenceVerifier"}]
-    assert (
-        run_parameters(small[0], {"parts": parts, "inner": {"model": small[0]}})["verifier"]
-        == large[1]
-    )
+    ensemble = {"parts": parts, "inner": {"model": small[0]}}
+    assert run_parameters(small[0], ensemble)["verifier"] == large[1]
     assert run_parameters(small[0], {"model": "nobody/knows-this"}) == {"model": small[1]}
 
 
 def test_flops_count_what_was_computed() -> None:
-    usage = {
-        "prompt_tokens": 5,
-        "shared_tokens": 100,
-        "recomputed_tokens": 2,
-        "generated_tokens": 3,
-    }
+    usage = {"prompt_tokens": 5, "shared_tokens": 99, "recomputed_tokens": 2, "generated_tokens": 3}
+    rated = usage | {"verifier_tokens": 4}
     assert flops(usage, {"model": 10}) == 2 * 10 * 10
-    assert flops(usage | {"verifier_tokens": 4}, {"model": 10, "verifier": 7}) == 2 * (
-        10 * 10 + 7 * 4
-    )
-    assert flops(usage | {"verifier_tokens": 4}, {"model": 10}) is None and flops(usage, {}) is None
+    assert flops(rated, {"model": 10, "verifier": 7}) == 2 * (10 * 10 + 7 * 4)
+    assert flops(rated, {"model": 10}) is None and flops(usage, {}) is None

@@ -23,7 +23,9 @@ from experiments.runs.private import without_quotes
 from experiments.runs.problem_loop import run
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.parts import installed
-from tests.helpers.runs import save_model
+from tests.helpers.records import records
+from tests.helpers.runs import composed as small_run
+from tests.helpers.runs import save_model, save_rows
 from ttc.errors import TTCError
 
 COLUMNS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
@@ -33,28 +35,13 @@ COLUMNS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorr
 @pytest.mark.parametrize("private", [True, False])
 def test_no_file_of_a_private_run_holds_a_text(tmp_path: Path, private: bool) -> None:
     row = {"Question": "Which zebra?"} | {name: f"quagga {i}" for i, name in enumerate(COLUMNS)}
-    data = tmp_path / "rows.jsonl"
-    data.write_text(json.dumps(row) + "\n" + json.dumps(row | {"Correct Answer": ""}) + "\n")
-    run(
-        composed(
-            [
-                "dataset=gpqa",
-                f"dataset.path={data}",
-                f"dataset.private={private}",
-                "search=best_of_n",
-                "search.n=2",
-                "search.max_tokens=8",
-                "model=hf",
-                f"model.name={save_tiny_model(tmp_path / 'model')}",
-                f"run.output_dir={tmp_path / 'out'}",
-                "run.name=a",
-            ]
-        )
-    )
-    folder = tmp_path / "out" / "a"
+    path = save_rows(tmp_path / "rows.jsonl", [row, row | {"Correct Answer": ""}])
+    save_tiny_model(tmp_path / "model")
+    data = ("dataset=gpqa", f"dataset.path={path}", f"dataset.private={private}")
+    run(small_run(tmp_path, data=data, search=("search=best_of_n", "search.n=2")))
+    folder = tmp_path / "outputs" / "r"
     written = "".join(f.read_text() for f in folder.iterdir() if f.is_file())
-    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    branches = [b for r in records for b in (*r["branches"], *r["tree"])]
+    branches = [b for r in records(tmp_path) for b in (*r["branches"], *r["tree"])]
     assert ("zebra" in written or "quagga" in written) is not private
     assert any(b["text"] for b in branches) is not private
     assert any(b.get("score") is not None for b in branches)
@@ -65,13 +52,11 @@ def test_sets_of_choices_read_fields_of_other_names(tmp_path: Path, reader: str)
     row = {"Q": "Which?", "right": "one", "why": "so"} | dict.fromkeys(COLUMNS[1:], "two")
     if reader == "arc_challenge":
         row |= {"right": "A", "choices": {"label": ["A", "B"], "text": ["one", "two"]}}
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row) + "\n")
+    path = save_rows(tmp_path / "rows.jsonl", [row])
     names = {"question": "Q", "answer": "right", "solution": "why"}
     fields = [f"dataset.fields.{name}={own}" for name, own in names.items()]
-    (problem,) = load_task(
-        composed([f"dataset={reader}", f"dataset.path={path}", *fields]).dataset
-    ).problems
+    config = composed([f"dataset={reader}", f"dataset.path={path}", *fields])
+    (problem,) = load_task(config.dataset).problems
     assert problem.question.startswith("Which?\n(A) ") and problem.metadata["solution"] == "so"
     assert f"({problem.answer}) one" in problem.question
 
@@ -100,7 +85,7 @@ WORDS = [f"zebra{i}" for i in range(40)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("private", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("private", [True, False])
 def test_no_command_writes_or_shows_a_private_text(
     tmp_path: Path,
     private: bool,
@@ -123,28 +108,21 @@ def test_no_command_writes_or_shows_a_private_text(
         {"question": "zebra9 unread", "answer": "zebra9"},
         {"question": "zebra10 and"},
     ]
-    data = given / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {
         "model": "hf",
         "model.name": model,
         "model.dtype": "float32",
         "dataset": "file",
-        "dataset.path": str(data),
+        "dataset.path": save_rows(given / "rows.jsonl", rows),
         "dataset.answer_kind": "text",
         "dataset.private": private,
         "dataset.fields.source": "of",
         "dataset.reader": "private_parts.read",
         "dataset.grader": "private_parts.grade",
     }
-    search = {
-        "search": "best_of_n",
-        "search.n": 2,
-        "search.max_tokens": 6,
-        "verifier": "private_parts.Fussy",
-    }
-    words = [f"{name}={value}" for name, value in (settings | search).items()]
-    words += [f"run.output_dir={made}", "run.show_example=true"]
+    words = [f"{name}={value}" for name, value in settings.items()]
+    words += ["search=best_of_n", "search.n=2", "search.max_tokens=6", f"run.output_dir={made}"]
+    words += ["verifier=private_parts.Fussy", "run.show_example=true"]
 
     run(composed([*words, "run.name=a", "run.dry=true"]))
     for more in ("a", "b run.seed=1", "c run.shard=1/2", "c run.shard=2/2"):
@@ -179,13 +157,9 @@ def test_no_command_writes_or_shows_a_private_text(
     (given / "steps.jsonl").write_text(json.dumps(steps) + "\n")
     if installed("command", "processbench"):
         rated = [
-            f"model.name={model}",
-            "model.dtype=float32",
-            f"dataset.private={private}",
-            f"processbench.data={given / 'steps.jsonl'}",
-            "verifier=private_parts.Fussy",
-            "run.name=steps",
-            f"run.output_dir={made}",
+            *(f"model.name={model}", "model.dtype=float32", f"dataset.private={private}"),
+            *(f"processbench.data={given / 'steps.jsonl'}", "verifier=private_parts.Fussy"),
+            *("run.name=steps", f"run.output_dir={made}"),
         ]
         job = import_module("experiments.recipes.processbench.job")
         job.run(composed(rated, "processbench"))
@@ -213,19 +187,10 @@ def test_no_command_writes_or_shows_a_private_text(
     [
         ("InvalidInput: the text 'zebra's que, of type str; give", "InvalidInput: the text ..."),
         ("ValueError: zebra (own.py:3)", "ValueError: ... (own.py:3)"),
-        (
-            "VerifierError: Mine raised KeyError: zebra (own.py:3)",
-            "VerifierError: Mine raised KeyError: ... (own.py:3)",
-        ),
-        (
-            "Mine raised KeyError: zebra (own.py:3), on a branch made to try it; no problem",
-            "Mine raised KeyError: ... (own.py:3)",
-        ),
+        ("Mine raised KeyError: zebra (own.py:3)", "Mine raised KeyError: ... (own.py:3)"),
+        ("Mine raised E: zebra (own.py:3), on a branch made", "Mine raised E: ... (own.py:3)"),
         ("ValueError: zebra (quagga:3)", "ValueError: ..."),
-        (
-            "InvalidInput: it doesn't have a zebra; give one",
-            "InvalidInput: it doesn't have a ...; give one",
-        ),
+        ("InvalidInput: it isn't a zebra; give one", "InvalidInput: it isn't a ...; give one"),
     ],
 )
 def test_errors_keep_what_is_not_of_the_question(message: str, kept: str) -> None:

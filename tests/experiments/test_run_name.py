@@ -9,16 +9,11 @@ from experiments.runs.run_name import data_label, overrides_suffix
 
 
 def test_settings_of_a_sweep_have_folders_of_their_own() -> None:
-    assert (
-        overrides_suffix(
-            ["search=greedy", "run.seed=3", "dataset.path=/x/y.jsonl", "dataset.limit=3"],
-            MAY_CHANGE,
-        )
-        == ""
-    )
-    assert overrides_suffix(["search.n=4", "+verifier/exit=ranking", "model.name=a/b"], ()) == (
-        "-+verifier_exit=ranking-model.name=a_b-search.n=4"
-    )
+    told = ["search=greedy", "run.seed=3", "dataset.path=/x/y.jsonl", "dataset.limit=3"]
+    assert overrides_suffix(told, MAY_CHANGE) == ""
+    others = ["search.n=4", "+verifier/exit=ranking", "model.name=a/b"]
+    name = "-+verifier_exit=ranking-model.name=a_b-search.n=4"
+    assert overrides_suffix(others, ()) == name
     long = [overrides_suffix([f"dataset.instruction={'x' * 200}{i}"], ()) for i in range(2)]
     assert long[0] != long[1] and max(map(len, long)) < 120
 

@@ -19,7 +19,8 @@ from experiments.runs.summary import branch_counts, counts_line, summarise
 from experiments.runs.summary_tables import table
 from search import Greedy, SelfConsistency, solve
 from tests.helpers.configurations import configuration
-from tests.helpers.runs import composed, save_model, save_rows
+from tests.helpers.records import by_id
+from tests.helpers.runs import composed
 from tests.helpers.thinking import OPENING, TURNS, Thinking, thinker
 from ttc import InvalidInput, Problem, Result, ThinkingMarks
 from ttc.text.equality import AnswerReader
@@ -99,9 +100,7 @@ def test_marks_that_texts_leave_out_are_graded_alike() -> None:
 def test_a_record_keeps_whole_texts_and_the_answers_of_what_was_answered() -> None:
     said = ["The answer is 3", "The answer is 3", "3?</think>The answer is 4."]
     record = problem_record(solved(SelfConsistency(n=3), said, "4"), task("number"))
-    branches = {
-        branch["text"]: (branch["answer"], branch["correct"]) for branch in record["branches"]
-    }
+    branches = {row["text"]: (row["answer"], row["correct"]) for row in record["branches"]}
     assert branches == {"The answer is 3": (None, False), "3?</think>The answer is 4.": ("4", True)}
     assert (record["answer"], record["correct"], record["correct_strict"]) == ("4", True, True)
     assert {node["text"] for node in record["tree"]} == {"", *said}
@@ -110,11 +109,8 @@ def test_a_record_keeps_whole_texts_and_the_answers_of_what_was_answered() -> No
 
 def test_a_result_tells_thought_and_answer_apart_only_where_there_is_a_thought() -> None:
     (thinking,) = solved(Greedy(), ["3?</think>4"], "4").to_dict()["branches"]
-    assert (thinking["text"], thinking["thought"], thinking["answer_text"]) == (
-        "3?</think>4",
-        "3?",
-        "4",
-    )
+    assert (thinking["text"], thinking["thought"]) == ("3?</think>4", "3?")
+    assert thinking["answer_text"] == "4"
     (plain,) = solved(Greedy(), ["4"], "4", thinker(TURNS)).to_dict()["branches"]
     assert "thought" not in plain and "answer_text" not in plain
 
@@ -146,24 +142,15 @@ def test_marks_are_a_setting_of_the_model() -> None:
             thinking_marks(configuration("run", f"model.thinking_marks={wrong}"))
 
 
-def test_a_run_reads_by_the_marks_that_are_set(tmp_path: Path) -> None:
-    save_model(tmp_path / "model")
-    rows = [{"question": f"{i} and {i} ?", "answer": "1"} for i in range(4)]
-    save_rows(tmp_path / "rows.jsonl", rows)
+def test_a_run_reads_by_the_marks_that_are_set(place: Path) -> None:
     marks = ThinkingMarks("3", ["5", "7"])
-    records: dict[str, list[dict[str, Any]]] = {}
     for name, setting in (("whole", "false"), ("parted", "[['3'],['5','7']]")):
-        words = (
-            f"run.name={name}",
-            f"run.output_dir={tmp_path}",
-            f"model.thinking_marks={setting}",
-        )
-        run(composed(tmp_path, *words, search=("search=greedy", "search.max_tokens=9")))
-        lines = (tmp_path / name / "records.jsonl").read_text().splitlines()
-        records[name] = sorted(map(json.loads, lines), key=lambda record: record["id"])
-    texts = [[record["branches"][0]["text"] for record in found] for found in records.values()]
-    assert texts[0] == texts[1]  # what is written does not change
+        words = (f"run.name={name}", f"model.thinking_marks={setting}")
+        run(composed(place, *words, search=("search=greedy", "search.max_tokens=9")))
     reads = partial(AnswerReader, "number")
-    for whole, parted in zip(records["whole"], records["parted"], strict=True):
+    found = by_id(place, "parted")
+    for name, whole in by_id(place, "whole").items():
+        parted = found[name]
         text = whole["branches"][0]["text"]
+        assert parted["branches"][0]["text"] == text  # what is written does not change
         assert whole["answer"] == reads()(text) and parted["answer"] == reads(marks=marks)(text)

@@ -42,9 +42,9 @@ def perform_or_help(
 ) -> None:
     """As `perform`; where --help was typed, print that page of `experiments.cli.help`."""
     if HELP & set(sys.argv[1:]):
-        from experiments.cli.help import help_page
+        from experiments.cli import help
 
-        show(help_page(page), end="")
+        show(help.page(page), end="")
     else:
         perform(work, command, stopped)
 

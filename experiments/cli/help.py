@@ -26,13 +26,23 @@ GROUPS = (
 PAGES = Path(__file__).with_name("pages")
 
 
-def help_page(name: str) -> str:
-    """The page of a command."""
-    return page() if name == "run" else _text(name)
+def page(name: str = "run") -> str:
+    """The page of a command. `{GROUP}` on a line of its own stands for the settings of a group,
+    `{groups}` for what each group can be set to."""
+    text = (PAGES / f"{name}.txt").read_text(encoding="utf-8")
+    return re.sub(r"^\{(\w+)\}$", lambda group: _listed(group[1]), text, flags=re.MULTILINE)
 
 
-def page() -> str:
-    """The page of `experiments.run`, with what each group can be set to."""
+def _listed(group: str) -> str:
+    if group == "groups":
+        return _choices()
+    from experiments.cli.described import help_lines
+    from experiments.cli.settings import SETTINGS
+
+    return help_lines(group, SETTINGS.get(group) or handler("settings", group))
+
+
+def _choices() -> str:
     check()
     chosen = defaults()
     lines = []
@@ -40,22 +50,7 @@ def page() -> str:
         names = [f"{name}*" if name == chosen[group] else name for name in choices(group)]
         lines += _wrapped(f"  {group:<11}", names)
     lines += _wrapped("  +experiment=", choices("experiment"))
-    return _text("run").replace("{groups}", "\n".join([*lines, "  (* the default)", ""]))
-
-
-def _text(name: str) -> str:
-    """A page's words; `{GROUP}` on a line of its own stands for the settings of a group."""
-    text = (PAGES / f"{name}.txt").read_text(encoding="utf-8")
-    return re.sub(r"^\{(\w+)\}$", lambda group: _settings(group[1]), text, flags=re.MULTILINE)
-
-
-def _settings(group: str) -> str:
-    from experiments.cli.described import help_lines
-    from experiments.cli.settings import SETTINGS
-
-    if group == "groups":
-        return "{groups}"
-    return help_lines(group, SETTINGS.get(group) or handler("settings", group))
+    return "\n".join([*lines, "  (* the default)", ""])
 
 
 def _wrapped(head: str, words: list[str], width: int = 80) -> list[str]:

@@ -20,10 +20,8 @@ def telling_settings(rows: Sequence[LabelSettings]) -> list[str]:
 
     Where two rows have another class in a group, the class tells them apart, and not its settings.
     """
-    keys = {key for row in rows for key in row}
-    return sorted(
-        filter(lambda key: _tells(key, rows), keys), key=lambda key: (not _names(key), key)
-    )
+    telling = [key for key in {key for row in rows for key in row} if _tells(key, rows)]
+    return sorted(telling, key=lambda key: (not _names(key), key))
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
@@ -51,7 +49,13 @@ def labels(rows: Sequence[LabelSettings]) -> list[str]:
 
 
 def label(row: LabelSettings, keys: Sequence[str]) -> str:
-    return " ".join(_parts(row, short_keys(keys)))
+    parts = []
+    for key, name in short_keys(keys).items():
+        if key in row:
+            value = short_value(key, row[key])
+            bare = _names(key) and row[key] is not None
+            parts.append(value if bare else f"{name}={value}")
+    return " ".join(parts)
 
 
 def checked_labels(names: Sequence[str], defaults: Sequence[str]) -> list[str]:
@@ -73,14 +77,6 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
     settings alike."""
     parts = (override.lstrip("+~").partition("=") for override in overrides)
     return {key.replace("/", "."): value for key, _, value in parts}
-
-
-def _parts(row: LabelSettings, keys: Mapping[str, str]) -> Iterator[str]:
-    for key, name in keys.items():
-        if key in row:
-            value = short_value(key, row[key])
-            bare = _names(key) and row[key] is not None
-            yield value if bare else f"{name}={value}"
 
 
 def _tells(key: str, rows: Sequence[LabelSettings]) -> bool:

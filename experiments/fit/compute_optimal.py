@@ -28,7 +28,7 @@ from experiments.runs.stats import wilson
 from experiments.runs.summary import by_path, is_right
 from search.budget import LIMITS
 from ttc.checks import check_whole
-from ttc.errors import InvalidInput, refuse
+from ttc.errors import InvalidInput
 
 SAMPLING = ("search.BestOfN", "search.SelfConsistency")
 """Searches whose candidates are plain samples of the prompt."""
@@ -89,8 +89,9 @@ def measured(runs: Sequence[FinishedRun], samples: int) -> tuple[Measurements, F
         ease.append(np.mean([branch["score"] for branch in chosen]))
         estimates.append(sum(branch["tokens"] for branch in chosen) + verifier)
     records = [[run.records[name] for run in runs] for name in problems]
-    right = [list(map(is_right, row)) for row in records]
-    spent = [list(map(_spent, row)) for row in records]
+    right = [[is_right(record) for record in row] for row in records]
+    kinds = ("generated_tokens", "verifier_tokens")
+    spent = [[sum(record["usage"][kind] for kind in kinds) for record in row] for row in records]
     table = Measurements(
         np.array(ease), np.array(estimates), np.array(right, float), np.array(spent, float)
     )
@@ -100,29 +101,21 @@ def measured(runs: Sequence[FinishedRun], samples: int) -> tuple[Measurements, F
 def _check_runs(runs: Sequence[FinishedRun]) -> None:
     """Raise InvalidInput for runs of different problems or models, and for one with a limit."""
     first = runs[0]
-    of_one = {
-        f"{run.folder} has {group} {run.config[f'{group}.name']}, and {first.folder} has "
-        f"{first.config[f'{group}.name']}; give runs of one": (
-            run.config[f"{group}.name"] != first.config[f"{group}.name"]
-        )
-        for run in runs
-        for group in ("model", "dataset")
-    }
-    limited = {  # as a whole run, which a strategy within a search is not
-        f"{run.folder} was limited by run.{name}={run.config[f'run.{name}']}, which a strategy "
-        "does not carry along; give runs that their own settings end, such as search.n": True
-        for run in runs
-        for name in LIMITS
-        if run.config.get(f"run.{name}") is not None
-    }
-    refuse(of_one | limited)
     for run in runs:
+        for group in ("model", "dataset"):
+            name, usual = run.config[f"{group}.name"], first.config[f"{group}.name"]
+            if name != usual:
+                raise InvalidInput(
+                    f"{run.folder} has {group} {name}, and {first.folder} has {usual}; give runs "
+                    "of one"
+                )
+        for name in LIMITS:  # of a whole run, which a strategy within a search is not
+            if (limit := run.config.get(f"run.{name}")) is not None:
+                raise InvalidInput(
+                    f"{run.folder} was limited by run.{name}={limit}, which a strategy does not "
+                    "carry along; give runs that their own settings end, such as search.n"
+                )
         check_one_order(run.config.get("dataset.orders"), "this fit")
-
-
-def _spent(record: dict[str, Any]) -> int:
-    usage = record["usage"]
-    return int(usage["generated_tokens"] + usage["verifier_tokens"])
 
 
 def scored_samples(run: FinishedRun, problem: str, count: int) -> list[dict[str, Any]]:
@@ -166,28 +159,20 @@ def two_fold(table: Measurements, bins: int, budget: float, seed: int) -> dict[s
     """Accuracy and tokens of the fitted choice and of the best fixed strategy, each on the half of
     the problems that it was not fitted on."""
     halves = np.array_split(np.random.default_rng(seed).permutation(len(table.ease)), 2)
-    rows: list[list[float]] = []
+    parts: list[tuple[np.ndarray, ...]] = []
     for train, test in (halves, halves[::-1]):
         old = table.rows(train)
         new = table.rows(test)
         chosen = fit(old, bins, budget).of(new.ease)
         fixed = best_fixed(old, budget)
         each = np.arange(len(test))
-        rows += np.stack(
-            [
-                new.correct[each, chosen],
-                new.tokens[each, chosen] + new.estimate,
-                new.correct[:, fixed],
-                new.tokens[:, fixed],
-            ],
-            axis=1,
-        ).tolist()
-    columns = np.array(rows).T
-    gain = difference(columns[2].tolist(), columns[0].tolist(), seed)
+        fitted = new.correct[each, chosen], new.tokens[each, chosen] + new.estimate
+        parts.append((*fitted, new.correct[:, fixed], new.tokens[:, fixed]))
+    right, tokens, fixed_right, fixed_tokens = map(np.concatenate, zip(*parts, strict=True))
     return {
-        "fitted": [columns[0].mean(), *wilson(columns[0].sum(), len(rows)), columns[1].mean()],
-        "fixed": [columns[2].mean(), *wilson(columns[2].sum(), len(rows)), columns[3].mean()],
-        "difference": list(gain),
+        "fitted": [right.mean(), *wilson(right.sum(), len(right)), tokens.mean()],
+        "fixed": [fixed_right.mean(), *wilson(fixed_right.sum(), len(right)), fixed_tokens.mean()],
+        "difference": list(difference(fixed_right.tolist(), right.tolist(), seed)),
     }
 
 
@@ -225,10 +210,8 @@ def report(arguments: argparse.Namespace) -> str:
         }
     )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    about = (
-        f"# fitted on {problems} problems of {source.config['dataset.name']} with "
-        f"{source.config['model.name']}"
-    )
+    data, model = source.config["dataset.name"], source.config["model.name"]
+    about = f"# fitted on {problems} problems of {data} with {model}"
     arguments.out.write_text(f"{about}\n{text}", encoding="utf-8")
     lines = [
         f"{problems} problems of {common} with {arguments.samples} scored samples, "

@@ -91,18 +91,12 @@ def ask(arguments: argparse.Namespace) -> int:
     from ttc.errors import InvalidInput
     from ttc.protocols import misfit
 
-    for setting in arguments.settings:
-        if "=" not in setting:
-            raise InvalidInput(
-                f"{setting!r} is no SETTING=VALUE; put the whole question into quotes"
-            )
+    for word in arguments.settings:
+        if "=" not in word:
+            raise InvalidInput(f"{word!r} is no SETTING=VALUE; put the whole question into quotes")
     show_logged()
-    chosen = [
-        f"search={arguments.search}",
-        f"verifier={arguments.verifier}",
-        f"run.seed={arguments.seed}",
-    ]
-    config = composed([*chosen, *arguments.settings], "ask")
+    chosen = [f"search={arguments.search}", f"verifier={arguments.verifier}"]
+    config = composed([*chosen, f"run.seed={arguments.seed}", *arguments.settings], "ask")
     if arguments.model is not None:
         config.model.name = arguments.model
     if not any(re.match(r"\+*dataset(\.answer_kind|\.extract)?=", s) for s in arguments.settings):
@@ -195,10 +189,8 @@ def outcome(result: Result, backend: Backend) -> str:
         cost.append(number_of(usage.tool_calls, "call of tools", "calls of tools"))
     cost += [number_of(len(result.tree), "node"), f"{usage.wall_s:.1f} s"]
     if (memory := getattr(backend, "memory", None)) is not None:
-        cost.append(
-            f"at most {as_bytes(memory.device.peak_bytes + memory.host.peak_bytes)} of keys and "
-            "values"
-        )
+        peak = as_bytes(memory.device.peak_bytes + memory.host.peak_bytes)
+        cost.append(f"at most {peak} of keys and values")
     lines.append(f"cost:   {', '.join(cost)}")
     if result.stopped is not None:
         lines.append(f"the {result.stopped} ended the search")

@@ -139,18 +139,12 @@ def _load(config: DatasetConfig) -> LoadedTask:
             "give its answer away; take the examples from other rows: dataset.shots_path, "
             "dataset.shots_split or dataset.offset"
         )
+    is_correct = reading.is_correct
     first = problems[0]
     with texts_left_out(config.private, (first.question, first.answer, *first.metadata.values())):
-        return checked_grader(
-            LoadedTask(problems, failures, reading, _grader(problems, config, reading))
-        )
-
-
-def _grader(problems: list[Problem], config: DatasetConfig, reading: AnswerReading) -> IsCorrect:
-    """What grades: programs are run, other answers compared."""
-    if config.answer_kind != "code" or config.grader is not None:
-        return reading.is_correct
-    return handler("grader", "code")(problems)
+        if config.answer_kind == "code" and config.grader is None:  # programs are run
+            is_correct = handler("grader", "code")(problems)
+        return checked_grader(LoadedTask(problems, failures, reading, is_correct))
 
 
 def checked_grader(task: LoadedTask) -> LoadedTask:
@@ -168,9 +162,8 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
     if config.shots == 0:
         return []
     if config.shots_path is not None:
-        rows = rows_of_file(
-            config.shots_path, "dataset.shots_path", config.shots_split or config.split
-        )
+        split = config.shots_split or config.split
+        rows = rows_of_file(config.shots_path, "dataset.shots_path", split)
     elif config.shots_split is not None and config.hub is not None and config.path is None:
         rows = rows_of_hub(config.hub, config.subset, config.shots_split)
     else:
@@ -250,17 +243,16 @@ def _read(
             problems |= by_id
         except (Exception, SystemExit) as error:  # a reader may be anyone's; its row alone fails
             reason = str(error)
-            if isinstance(error, KeyError):
+            missing = isinstance(error, KeyError)
+            if missing:
                 fields = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""
-                missing = LEFT_OUT if config.private else error
                 reason = (
-                    f"the row has no field {missing}{fields}; name the field as in "
-                    "dataset.fields.question=NAME"
+                    f"the row has no field {LEFT_OUT if config.private else error}{fields}; name "
+                    "the field as in dataset.fields.question=NAME"
                 )
             reason = f"{type(error).__name__}: {reason}{at(origin(error))}"
-            if config.private and not isinstance(error, KeyError):
-                texts = row.values() if isinstance(row, dict) else (row,)
-                reason = without_quotes(reason, texts)
+            if config.private and not missing:
+                reason = without_quotes(reason, row.values() if isinstance(row, dict) else (row,))
             failures.append((name, reason))
     return list(problems.values()), [(_unused(name, problems), why) for name, why in failures]
 

@@ -64,19 +64,19 @@ def example(record: dict[str, Any], voting: Voting | None = None) -> str:
     """
     best = winner(record)
     others = [branch for branch in record["branches"] if branch is not best]
-    lines = [
-        "\nOne problem, from its record:",
-        *(f"  {line}" for line in record["question"].splitlines()),
-    ]
+    lines = ["\nOne problem, from its record:"]
+    lines += [f"  {line}" for line in record["question"].splitlines()]
     lines.append(f"\nThe branch that won, step by step (score {_score(best['score'])}):")
     for text, score in winning_steps(record):
-        lines += [
-            f"  {_score(score):>6}  {line}" for line in text.strip().splitlines() if line.strip()
-        ]
+        kept = filter(str.strip, text.strip().splitlines())
+        lines += [f"  {_score(score):>6}  {line}" for line in kept]
     verdict = "right" if record["correct"] else f"wrong, it is {record['gold']}"
     lines.append(f"Its answer is {record['answer']}, which is {verdict}.")
-    if voting is not None and vote_of(best) is not None and not record["stopped"]:
-        lines.append(f"{RULES[voting]}: {record['answer']} has {_votes(record, best)}.")
+    vote = vote_of(best)
+    if voting is not None and vote is not None and not record["stopped"]:
+        votes = list(map(vote_of, record["branches"]))
+        won = f"{votes.count(vote)} of {len(votes) - votes.count(None)} votes"
+        lines.append(f"{RULES[voting]}: {record['answer']} has {won}.")
     if others:
         lines.append("\nThe other branches:")
         alike = Counter(f"  {_score(b['score']):>6}  {_one_line(b)}" for b in others)
@@ -84,21 +84,12 @@ def example(record: dict[str, Any], voting: Voting | None = None) -> str:
     return "\n".join(lines)
 
 
-def _votes(record: dict[str, Any], best: dict[str, Any]) -> str:
-    """How many branches voted for the best one's answer, and how many voted."""
-    votes = Counter(map(vote_of, record["branches"]))
-    del votes[None]
-    return f"{votes[vote_of(best)]} of {votes.total()} votes"
-
-
 def _score(score: float | None) -> str:
     return "-" if score is None else f"{score:.2f}"
 
 
 def _one_line(branch: dict[str, Any]) -> str:
-    text = (
-        f"answers {branch['answer']}: "
-        f"{' / '.join(filter(None, map(str.strip, branch['text'].splitlines())))}"
-    )
+    lines = filter(None, map(str.strip, branch["text"].splitlines()))
+    text = f"answers {branch['answer']}: {' / '.join(lines)}"
     room = WIDTH - 20
     return text if len(text) <= room else text[: room - 3] + "..."

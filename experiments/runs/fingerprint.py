@@ -20,22 +20,6 @@ STRIDE_BYTES, PIECE_BYTES = 2**20, 4096
 UNUSABLE = "unusable"
 
 
-def fingerprint(
-    model: str,
-    problems: Sequence[Problem],
-    failures: Sequence[tuple[str, str]],
-    examples: Sequence[tuple[str, str]],
-) -> dict[str, dict[str, str]]:
-    """The parts of a run's fingerprint: problems, with the rows that cannot be used, solved
-    examples and model."""
-    marks = {"all": _digest(repr(list(examples)).encode())} if examples else {}
-    return {
-        "data": data_fingerprint(problems, failures),
-        "examples": marks,
-        "model": model_fingerprint(model),
-    }
-
-
 def data_fingerprint(
     problems: Sequence[Problem], failures: Sequence[tuple[str, str]]
 ) -> dict[str, str]:
@@ -50,6 +34,10 @@ def _parts(problem: Problem) -> list[str]:
     names = ("tests", "shown_tests", "packed_tests", "reference", "preamble")
     parts += [] if problem.messages is None else [repr(problem.messages)]
     return parts + [repr(about) for name in names if (about := problem.metadata.get(name))]
+
+
+def examples_fingerprint(examples: Sequence[tuple[str, str]]) -> dict[str, str]:
+    return {"all": _digest(repr(list(examples)).encode())} if examples else {}
 
 
 def model_fingerprint(name: str) -> dict[str, str]:
@@ -87,12 +75,10 @@ def differences(
     rows, rows_now = before.get("data", {}), now.get("data", {})
     lines = []
     if changed := [name for name in rows if rows_now.get(name, rows[name]) != rows[name]]:
-        listing = ", ".join(changed[:5]) + (
-            f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-        )
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         lines.append(
             f"the question or gold answer of {len(changed)} of "
-            f"{number_of(len(rows), 'solved problem')}: {listing}"
+            f"{number_of(len(rows), 'solved problem')}: {', '.join(changed[:5])}{more}"
         )
     for kind, what in (
         ("examples", "solved examples"),
@@ -106,10 +92,9 @@ def differences(
         # of code, which config.yaml names, another version may have kept less
         names = old.keys() & new.keys() if kind == "code" else old.keys() | new.keys()
         for name in sorted(names):
-            if old.get(name) != new.get(name):
-                lines.append(
-                    f"the {what}, {name}: {old.get(name, 'missing')} -> {new.get(name, 'missing')}"
-                )
+            was, mark = old.get(name, "missing"), new.get(name, "missing")
+            if was != mark:
+                lines.append(f"the {what}, {name}: {was} -> {mark}")
     return lines
 
 

@@ -47,10 +47,6 @@ class FinishedRun:
     def config(self) -> dict[str, Any]:
         return flat(self.settings)
 
-    @property
-    def verifier(self) -> dict[str, Any]:
-        return self.settings.get("verifier") or {}
-
     @cached_property
     def problems(self) -> dict[str, str | None]:
         """A mark of each problem's question and gold answer; None where the records do not tell."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import factorial
 
-from ttc.errors import InvalidInput, refuse
+from ttc.errors import InvalidInput
 from ttc.results import Problem
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -74,23 +74,20 @@ def orders_of(choices: int, count: int, rng: random.Random) -> list[list[int]]:
 def check_orders(problems: Sequence[Problem], count: int) -> None:
     """Raises InvalidInput for more orders than any of the questions has."""
     choices = max(len(str(problem.metadata.get("choices") or "")) for problem in problems)
-    most = factorial(choices)
-    refuse(
-        {
+    if count > (most := factorial(choices)):
+        raise InvalidInput(
             f"dataset.orders={count} is more than the {most} orders of {choices} choices; give at "
-            "most as many": count > most
-        }
-    )
+            "most as many"
+        )
 
 
 def check_one_order(count: int | None, what: str) -> None:
     """Raises InvalidInput where several orders would pass for problems that are independent."""
-    refuse(
-        {
+    if (count or 1) > 1:
+        raise InvalidInput(
             f"dataset.orders={count}: orders of one question are no problems of their own, as "
-            f"{what} takes them; use dataset.orders=1": (count or 1) > 1
-        }
-    )
+            f"{what} takes them; use dataset.orders=1"
+        )
 
 
 def same_choices(problem: Problem) -> list[str]:

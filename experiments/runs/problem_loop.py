@@ -28,7 +28,12 @@ from experiments.runs.config_values import as_dict
 from experiments.runs.data import LoadedTask, load_task, shard_of
 from experiments.runs.dry_run import describe
 from experiments.runs.example import example, telling
-from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
+from experiments.runs.fingerprint import (
+    data_fingerprint,
+    examples_fingerprint,
+    model_fingerprint,
+    reward_fingerprint,
+)
 from experiments.runs.orders import same_choices
 from experiments.runs.private import texts_left_out, without_texts
 from experiments.runs.problem_record import full_record, problem_record
@@ -230,15 +235,15 @@ class Job:
         return [problem.id for problem in self.task.problems] + unusable
 
     def inputs(self) -> Inputs:
-        config, task = self.config, self.task
-        inputs = fingerprint(
-            config.model.name, task.problems, task.failures, self.template.examples
-        )
-        if is_remote(config):
-            inputs["model"] = {}  # until the server says which it is
-        inputs["verifier"] = reward_fingerprint(as_dict(config.verifier, resolve=True))
-        inputs["code"] = code_fingerprint(config)
-        return inputs
+        """What the run is made from; not yet the model where a server has it."""
+        config = self.config
+        return {
+            "data": data_fingerprint(self.task.problems, self.task.failures),
+            "examples": examples_fingerprint(self.template.examples),
+            "model": {} if is_remote(config) else model_fingerprint(config.model.name),
+            "verifier": reward_fingerprint(as_dict(config.verifier, resolve=True)),
+            "code": code_fingerprint(config),
+        }
 
     def _check_model(self, engine: Backend | None, inputs: Inputs, folder: RunFolder) -> None:
         """Refuse another model than the records', where only a loaded one shows which it is."""

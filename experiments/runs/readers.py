@@ -149,13 +149,9 @@ def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
     labels = list(map(str, row["choices"]["label"]))
     gold = str(row[config.fields.answer or "answerKey"])
     _check_choice(gold, labels, "choices")
-    return _with_letters(
-        text_of(row, config.fields.question or "question"),
-        name,
-        row["choices"]["text"],
-        labels.index(gold),
-        _solution(row, config.fields.solution),
-    )
+    question = text_of(row, config.fields.question or "question")
+    solution = _solution(row, config.fields.solution)
+    return _with_letters(question, name, row["choices"]["text"], labels.index(gold), solution)
 
 
 def _check_choice(gold: str, choices: Collection[str], field: str) -> None:
@@ -172,12 +168,8 @@ def _check_choice(gold: str, choices: Collection[str], field: str) -> None:
 def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
     """The right answer comes first in the file; the order is shuffled by a seed and the question
     itself."""
-    columns = (
-        config.fields.answer or "Correct Answer",
-        "Incorrect Answer 1",
-        "Incorrect Answer 2",
-        "Incorrect Answer 3",
-    )
+    columns = [config.fields.answer or "Correct Answer"]
+    columns += [f"Incorrect Answer {number}" for number in (1, 2, 3)]
     question = text_of(row, config.fields.question or "Question")
     order = list(range(len(columns)))
     random.Random(f"{config.shuffle_seed}:{question}").shuffle(order)
@@ -228,6 +220,5 @@ def _solution(row: Row, name: str | None) -> dict[str, str]:
 def _with_letters(
     question: str, name: str, choices: list[str], right: int, about: Mapping[str, str]
 ) -> Problem:
-    return lettered(
-        question, name, dict(zip(LETTERS, choices, strict=False)), LETTERS[right], about
-    )
+    by_letter = dict(zip(LETTERS, choices, strict=False))
+    return lettered(question, name, by_letter, LETTERS[right], about)

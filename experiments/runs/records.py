@@ -74,10 +74,8 @@ BRIEF_CHARS = 64
 
 def check_name(name: str) -> str:
     """The name of a run, which is that of one folder under run.output_dir."""
-    if (
-        not re.fullmatch(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,255}", name)
-        or len(os.fsencode(name)) > 255
-    ):
+    fits = re.fullmatch(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,255}", name)
+    if not fits or len(os.fsencode(name)) > 255:
         raise InvalidInput(
             f"run.name={name!r} is not the name of one folder (no slash, not . or .., at most 255 "
             "bytes); run.output_dir says where the folder lies"
@@ -137,9 +135,8 @@ class RunFolder:
         records were made from something else."""
         before = read_fingerprint(self.path) if self.records else {}
         if before:
-            before["data"] = {
-                name: row for name, row in before.get("data", {}).items() if name in self.records
-            }
+            marks = before.get("data", {})
+            before["data"] = {name: marks[name] for name in marks if name in self.records}
         if changed := listed(differences(before, now)):
             raise InvalidInput(
                 f"{self.path} holds results from other data, weights or code, which lay under the "

@@ -42,9 +42,8 @@ def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> l
     with refusing(Exception, f"{key}={name} cannot be read: {{error}}"):
         if path.suffix == ".parquet":
             return _parquet_rows(path)
-        if path.suffix in (".csv", ".tsv"):
-            return _table_rows(path, "," if path.suffix == ".csv" else "\t")
-        return _json_rows(path)
+        separator = {".csv": ",", ".tsv": "\t"}.get(path.suffix)
+        return _table_rows(path, separator) if separator else _json_rows(path)
 
 
 def _folder_rows(path: Path, name: str, split: str) -> list[Row]:

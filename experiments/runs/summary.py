@@ -60,8 +60,8 @@ def kinds_of_errors(errors: Sequence[str]) -> list[dict[str, Any]]:
 def differing(errors: Sequence[str]) -> list[str]:
     """What stands in errors of one kind in the places where they differ."""
     rows = [_VALUE.findall(error) for error in errors]
-    places = [place for place, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
-    return list(dict.fromkeys(", ".join(row[place] for place in places) for row in rows if places))
+    columns = [column for column in zip(*rows, strict=True) if len(set(column)) > 1]
+    return list(dict.fromkeys(map(", ".join, zip(*columns, strict=True))))
 
 
 def kind_line(kind: Mapping[str, Any]) -> str:
@@ -122,9 +122,8 @@ def summary_of(
         for name in ("act_blocks", "blocks"):  # of memory=capture, by all of the batch
             summary[name] = sum(r["timing"].get(name, 0) for r in records)
     summary["seconds"] = seconds_at_work(records)
-    summary["parameters"] = run_parameters(
-        config.model.name, as_dict(config.verifier, resolve=True)
-    )
+    verifier = as_dict(config.verifier, resolve=True)
+    summary["parameters"] = run_parameters(config.model.name, verifier)
     summary["made_by"] = goes
     summary["sittings"] = len(goes)
     if len(goes) > 1 and (why := [w for go in goes if (w := go.get("samples_depend_on_batch"))]):
@@ -135,13 +134,10 @@ def summary_of(
 def seconds_at_work(records: Sequence[dict[str, Any]]) -> float:
     """Seconds in which at least one problem was under way; the time between two sittings of a run
     is none of them."""
-    spans = sorted(
-        (r["timing"]["finished_at"] - r["timing"]["wall_s"], r["timing"]["finished_at"])
-        for r in records
-    )
+    timings = [record["timing"] for record in records]
     total = 0.0
     until = float("-inf")
-    for start, end in spans:
+    for start, end in sorted((t["finished_at"] - t["wall_s"], t["finished_at"]) for t in timings):
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total
@@ -263,8 +259,10 @@ def by_question(
 def interval_of(shares: Sequence[float]) -> list[float]:
     """The 95% interval of the mean of questions' shares of right answers. Questions are
     independent, so that the error of their means is the error clustered by question."""
-    estimate = accuracy(shares) if shares else None
-    return [0.0, 1.0] if estimate is None else [estimate.low, estimate.high]
+    if not shares:
+        return [0.0, 1.0]
+    estimate = accuracy(shares)
+    return [estimate.low, estimate.high]
 
 
 # ---------------------------------------------------------------- what counts, in every table alike

@@ -99,16 +99,12 @@ def failures(summary: dict[str, Any]) -> str:
     if not summary["failures"]:
         return ""
     reasons = summary["failure_reasons"]
-    count = summary["failures"]
-    lines = [
-        f"\n{count} of {number_of(summary['problems'], 'problem')} failed and "
-        f"{'counts' if count == 1 else 'count'} as wrong:"
-    ]
+    count, problems = summary["failures"], number_of(summary["problems"], "problem")
+    counts = "counts" if count == 1 else "count"
+    lines = [f"\n{count} of {problems} failed and {counts} as wrong:"]
     lines += [f"  {kind_line(entry)}" for entry in reasons[:SHOWN_REASONS]]
-    if more := reasons[SHOWN_REASONS:]:
-        lines.append(
-            f"  {sum(entry['count'] for entry in more)} x other reasons, see `error` in the records"
-        )
+    if more := sum(entry["count"] for entry in reasons[SHOWN_REASONS:]):
+        lines.append(f"  {more} x other reasons, see `error` in the records")
     lines.append("the same command with run.retry_failed=true runs them again")
     return "\n".join(lines)
 
@@ -129,9 +125,5 @@ def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> s
         lines.append([name, f"{outcome['accuracy']:.1%}", interval, *counts])
         if line := counts_line(outcome.get("branches", {})):
             notes.append(f"{name}: branches: {line}")
-    table = Table("", columns, lines).text()
-    parts = [
-        f"{number_of(len(jobs), 'job')}; tokens are generated tokens per problem\n{table}",
-        *notes,
-    ]
-    return "\n" + "\n\n".join(parts)
+    head = f"{number_of(len(jobs), 'job')}; tokens are generated tokens per problem"
+    return "\n" + "\n\n".join([f"{head}\n{Table('', columns, lines).text()}", *notes])

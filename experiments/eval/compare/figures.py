@@ -154,7 +154,7 @@ def _flops(runs: Sequence[FinishedRun]) -> float | None:
     costs: list[float] = []
     for run in runs:
         parameters = run.summary.get("parameters") or run_parameters(
-            run.config["model.name"], run.verifier
+            run.config["model.name"], run.settings.get("verifier") or {}
         )
         for record in run.records.values():
             if (cost := flops(record["usage"], parameters)) is None:

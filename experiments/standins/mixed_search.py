@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search import Case, Expand, Rate, Release, Search, SearchSteps
+from search import Case, Expand, Handoff, Rate, Release, Search, SearchSteps
 from ttc import Branch, Sampling, Step
 
 
@@ -25,6 +25,8 @@ class Mixed(Search):
             sampling = Sampling(
                 float(case.rng.choice([0.0, 0.7, 1.3])), top_k=int(case.rng.choice([0, 5]))
             )
+            if len(case.models) > 1:
+                going = yield Handoff(going, str(case.rng.choice(case.models)))
             counts = [int(case.rng.integers(0, 4)) for _ in going]
             children = yield Expand(going, counts, step, sampling)
             yield Release(going)

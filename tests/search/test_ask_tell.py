@@ -107,19 +107,48 @@ def test_a_search_that_is_told_does_what_it_does_on_a_backend(search: Search) ->
     assert outline(ended(asking)) == outline(expected)
 
 
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": "It is 2."},
+    {"role": "user", "content": "And 2 more?"},
+]
+BUDGETS: list[dict[str, Any]] = [
+    {"max_generated_tokens": 40},
+    {"max_tokens": 60, "reserve": 9, "final_text": " so"},
+    {"max_calls": 3, "reserve": 5},
+]
+
+
 @settings(max_examples=examples(30), deadline=None)
-@given(st.sampled_from(SEARCHES), st.integers(0, 99), st.integers(0, 25), st.randoms())
+@given(
+    st.sampled_from(SEARCHES),
+    st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 99),
+            "problem": st.sampled_from(["q", TALK]),
+            "models": st.sampled_from([(), ("a", "b")]),
+            "budget": st.sampled_from(BUDGETS),
+        }
+    ),
+    st.integers(0, 25),
+    st.randoms(),
+)
 def test_another_order_and_a_stop_in_between_change_nothing(
-    tmp_path_factory: pytest.TempPathFactory, search: Search, seed: int, most: int, order: Random
+    tmp_path_factory: pytest.TempPathFactory,
+    search: Search,
+    options: dict[str, Any],
+    most: int,
+    order: Random,
 ) -> None:
     file = tmp_path_factory.mktemp("state") / "state.json"
-    options: dict[str, Any] = {"seed": seed, "max_generated_tokens": 40}
-    plain = ask_tell(search, problem="q", **options)
+    options |= options.pop("budget")
+    plain = ask_tell(search, **options)
     trials = {trial.id: trial for trial in run(plain)}
 
-    begun = ask_tell(search, problem="q", checkpoint=file, **options)
+    begun = ask_tell(search, checkpoint=file, **options)
     run(begun, order, most)
-    resumed = ask_tell(search, problem="q", checkpoint=file, **options)
+    resumed = ask_tell(search, checkpoint=file, **options)
     assert resumed.open == begun.open and resumed.done == begun.done
     later = [*run(resumed, order), *resumed.open]
     assert all(trials[trial.id] == trial for trial in later)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -28,12 +29,14 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from experiments.cli.output import say, show
 from experiments.standins import small_models
 from experiments.standins.mixed_search import Mixed
 from search import (
     ABMCTS,
+    ABMCTSM,
     DVTS,
     MCTS,
     MUR,
@@ -63,6 +66,7 @@ from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
+from search.several_models import SeveralModels
 from ttc import (
     BeamGroups,
     BlockCache,
@@ -82,6 +86,7 @@ from ttc import (
     Split,
     Streamed,
 )
+from ttc.backend import Backend
 from ttc.errors import TTCError
 from ttc.model.loading.load import load, load_tokenizer
 from ttc.model.runner_choice import runner_for
@@ -93,6 +98,7 @@ from ttc.text.thinking_marks import ThinkingMarks
 from ttc.tool_calls import Written
 from ttc.tools.base import Tool, Tools
 from ttc.tools.formats import ToolFormat
+from verifiers.elsewhere import Elsewhere
 
 WIDTHS: dict[str, Any] = {
     "vocab_size": small_models.VOCAB,
@@ -196,8 +202,20 @@ SEARCHES: dict[str, Search] = {
     "mixed": Mixed(),
     "aggregate_write": Aggregate(n=4, k=2, rounds=2, max_tokens=7, words=WORDS),
     "aggregate_select": Aggregate(mode="select", n=4, k=2, m=2, max_tokens=7, words=WORDS),
+    "ab_mcts_m": ABMCTSM(iterations=4, max_tokens=6, feedback=WORDS),
 }
-VERIFIERS = ("at_once", "pass_by_pass")
+HANDED_ON = ("ab_mcts", "ab_mcts_m", "mixed")
+"""Searches that have another model go on, where there are two."""
+BUDGETS: dict[str, dict[str, Any]] = {
+    "tokens": {"max_tokens": 25},
+    "tokens_reserve": {"max_tokens": 40, "reserve": 9, "final_text": WORDS},
+    "generated": {"max_generated_tokens": 25},
+    "generated_reserve": {"max_generated_tokens": 25, "reserve": 6},
+    "calls": {"max_calls": 2},
+    "tool_calls": {"max_tool_calls": 1},
+    "calls_reserve": {"max_calls": 3, "reserve": 6, "final_text": WORDS},
+}
+VERIFIERS = ("at_once", "pass_by_pass", "elsewhere")
 MEMORIES: dict[str, Any] = {
     "resident": Resident,
     "layerwise": Layerwise,
@@ -235,13 +253,17 @@ class Combination:
     """One draw.
 
     seed: of prompts and samples. compiled: attention or whole layers, in float32. verifier: how its
-        passes are made. spends: the most tokens that a search may spend on a problem. penalty: of
-        repeated tokens. grammar: whether answers keep to one. budget, host_budget: of KV on the
+        passes are made, or that they are a second model's. spends: what a search may spend on a
+        problem. penalty: of repeated tokens. grammar: what answers keep to. chats: problems are
+        conversations. writers: a second model writes too, in the searches that hand on to it.
+        alternatives: likely tokens that are kept in each place. budget, host_budget: of KV on the
         device and on the host, in multiples of the most that one of the problems takes alone; None
         for no limit. capacity: blocks of the
         cache. callers: searches are shared out among so many who drive the engine in turn.
         apart: so many steps of the drivers lie between one problem's coming and the next one's.
-        cancelled: a problem that is let go of after so many steps of the driver as `at_step`.
+        watched: what is written is looked at after each token.
+    cancelled: a problem that ends after so many steps of the driver as `at_step`. ended_by: whether
+        the driver lets go of it, or it is cancelled, or its time is up.
         restarted: after so many results the rest is solved by another engine.
         gate: branches that trail stop decoding; approximate, as sharing="similar" and
             verifier="leaves_early" are. No draw has these.
@@ -254,9 +276,12 @@ class Combination:
     verifier: str | None = None
     problems: int = 1
     prompt_tokens: int = 12
-    spends: int | None = None
+    spends: str | None = None
     penalty: float | None = None
-    grammar: bool = False
+    grammar: Literal["lark", "schema"] | None = None
+    chats: bool = False
+    writers: bool = False
+    alternatives: int = 0
     beside: str | None = None
     thinking: int | None = None
     tools: bool = False
@@ -275,7 +300,9 @@ class Combination:
     concurrency: int | None = None
     max_rows: int | None = None
     prefill_tokens: int = 512
+    watched: bool = False
     cancelled: int | None = None
+    ended_by: Literal["driver", "event", "time"] = "driver"
     at_step: int = 0
     restarted: int | None = None
     gate: bool = False
@@ -297,23 +324,15 @@ class Combination:
     @property
     def plain(self) -> Combination:
         """The same problems and search, solved in the plainest way."""
-        return Combination(
-            seed=self.seed,
-            model=self.model,
-            compiled=self.compiled,
-            search=self.search,
-            verifier=self.verifier,
-            problems=self.problems,
-            prompt_tokens=self.prompt_tokens,
-            spends=self.spends,
-            penalty=self.penalty,
-            grammar=self.grammar,
-            beside=self.beside,
-            thinking=self.thinking,
-            tools=self.tools,
-            gate=self.gate,
-        )
+        return Combination(**{name: getattr(self, name) for name in OF_PROBLEMS})
 
+
+OF_PROBLEMS = (
+    *("seed", "model", "compiled", "search", "verifier", "problems", "prompt_tokens", "spends"),
+    *("penalty", "grammar", "chats", "writers", "alternatives", "beside", "thinking", "tools"),
+    "gate",
+)
+"""Settings of problems and of their searches, whatever these run on."""
 
 DRAWS = 16
 """Draws that have their problems and search in common, which are solved alone once."""
@@ -326,7 +345,9 @@ def drawn(seed: int) -> Combination:
     problems = r.choice([1, 2, 2, 3, 3, 4, 5])
     search = r.choice([*SEARCHES])
     beside = r.choice([*SEARCHES]) if problems > 1 and r.random() < 0.5 else None
-    needs_verifier = any(SEARCHES[name].needs_verifier for name in (search, beside or search))
+    names = (search, beside or search)
+    needs_verifier = any(SEARCHES[name].needs_verifier for name in names)
+    writers = r.random() < (0.6 if {*names} & {*HANDED_ON} else 0.1)
     (model,) = r.choices([*MODELS], [SHARES.get(name, 0.5) for name in MODELS])
     plain = Combination(
         seed=seed // DRAWS,
@@ -336,14 +357,17 @@ def drawn(seed: int) -> Combination:
         verifier=r.choice([*VERIFIERS, *[None] * (not needs_verifier)]),
         problems=problems,
         prompt_tokens=r.choice([3, 12, 20, 36]),
-        spends=r.choice([None, None, None, 25]),
+        spends=r.choice([*[None] * 10, *BUDGETS]),
         penalty=r.choice([None, None, None, 1.3]),
         beside=beside,
         thinking=r.choice([None, None, None, 0, 2, 5]),
-        tools=r.choice([False, False, False, True]),
+        tools=r.choice([False, False, False, True]) and not writers,
+        chats=r.choice([False, False, False, True]),
+        writers=writers,
+        alternatives=r.choice([0, 0, 0, 2]),
     )
-    words = plain.tools or any(one.puts_words for one in plain.searches)
-    plain = replace(plain, grammar=r.choice([False, False, False, True]) and not words)
+    if not (plain.tools or writers or any(one.puts_words for one in plain.searches)):
+        plain = replace(plain, grammar=r.choice([None, None, None, "lark", "schema"]))
     r = random.Random(f"settings of {seed}")
 
     def perhaps(chance: float, *values: Any) -> Any:
@@ -366,7 +390,9 @@ def drawn(seed: int) -> Combination:
         concurrency=perhaps(0.3, 1, 2, 3),
         max_rows=perhaps(0.25, 3, 5, 9),
         prefill_tokens=r.choice([12, 64, 512, 512]),
+        watched=r.random() < 0.3,
         cancelled=perhaps(0.25, *range(problems)),
+        ended_by=r.choice(["driver", "event", "time"]),
         at_step=r.randint(0, 30),
         restarted=perhaps(0.2, *range(1, problems)),
     )
@@ -454,7 +480,14 @@ class Letters:
     """A tokenizer of one token per character, whose texts have few letters."""
 
     eos_token_id: int | None = None
-    chat_template = None
+
+    def __init__(self, chat_template: str | None = None) -> None:
+        self.chat_template = chat_template
+
+    def apply_chat_template(self, messages: Any, tokenize: bool = True, **options: Any) -> Any:
+        written = render_jinja_template([messages], chat_template=self.chat_template, **options)
+        text = written[0][0]
+        return self.encode(text) if tokenize else text
 
     def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
         return [ord(c) % small_models.VOCAB for c in text]
@@ -468,22 +501,53 @@ class LettersOfGrammar(Letters, hf.PreTrainedTokenizerFast):  # type: ignore[mis
 
     eos_token_id = 0
 
-    def __init__(self) -> None:
+    def __init__(self, chat_template: str | None = None) -> None:
         letters = {c: byte for byte, c in bytes_to_unicode().items() if byte < small_models.VOCAB}
         tokenizer = Tokenizer(BPE(letters, []))
         tokenizer.decoder = ByteLevel()
-        hf.PreTrainedTokenizerFast.__init__(self, tokenizer_object=tokenizer)
+        hf.PreTrainedTokenizerFast.__init__(
+            self, tokenizer_object=tokenizer, chat_template=chat_template
+        )
 
 
-GRAMMAR = r"start: /([ -O]{2}(.|\n))*/"
-"""Two tokens of the vocabulary's middle, and one that is free."""
+GRAMMARS: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "lark": {"grammar": r"start: /([ -O]{2}(.|\n))*/"},
+    "schema": {
+        "schema": {
+            "type": "object",
+            "properties": {"a": {"type": "string", "maxLength": 4}},
+            "required": ["a"],
+            "additionalProperties": False,
+        }
+    },
+}
+"""Of the former two tokens are of the vocabulary's middle, and the third is free."""
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] }}{% if m.role == 'assistant' %}"
+    "{{ m.content.split('g')[-1].split('>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+)
+"""A chat template, which leaves out what was thought."""
+
+
+def tokenizer_of(model: str, c: Combination) -> Any:
+    if model == REAL:
+        return load_tokenizer(model)
+    return letters(c.grammar is not None, CHAT if c.chats else None)
 
 
 @cache
-def tokenizer_of(model: str, grammar: bool) -> Any:
-    if model == REAL:
-        return load_tokenizer(model)
-    return LettersOfGrammar() if grammar else Letters()
+def letters(grammar: bool, chat_template: str | None) -> Any:
+    return (LettersOfGrammar if grammar else Letters)(chat_template)
+
+
+EARLIER = [
+    {"role": "system", "content": "be"},
+    {"role": "user", "content": "ab"},
+    {"role": "assistant", "content": "cad"},
+]
 
 
 def problems_of(c: Combination) -> list[Problem]:
@@ -500,14 +564,39 @@ def problems_of(c: Combination) -> list[Problem]:
         common = small_models.tokens(1000 * c.seed + number // 2, c.prompt_tokens)
         own = small_models.tokens(1000 * c.seed + 500 + number, 1 + number % 5)
         questions.append("".join(map(chr, [*common, *own])))
-    return [Problem(question, f"{c.seed}-{n}") for n, question in enumerate(questions)]
+    ids = [f"{c.seed}-{n}" for n in range(c.problems)]
+    if not c.chats:
+        return list(map(Problem, questions, ids))
+    chats: list[list[dict[str, str]]] = [[{"role": "user", "content": q}] for q in questions]
+    for number, chat in enumerate(chats):
+        chat[:0] = EARLIER[: number % 4]
+    return [Problem.of_chat(chat, id=name) for chat, name in zip(chats, ids, strict=True)]
 
 
-def engine_of(c: Combination, budget_gib: float | None, host_budget_gib: float | None) -> Engine:
+def memory_of(c: Combination, budget_gib: float | None, host_budget_gib: float | None) -> Any:
     sizes: dict[str, Any] = {}
     if c.memory not in ("resident", "quantized"):
         sizes = {"block_tokens": c.block_tokens, "prefetch": c.prefetch}
         sizes["host_budget_gib"] = host_budget_gib
+    return (MEMORIES | APPROXIMATE_MEMORIES)[c.memory](budget_gib, **sizes)
+
+
+def second_of(
+    c: Combination, budget_gib: float | None = None, host_budget_gib: float | None = None
+) -> Engine:
+    """A model beside the first one, for whatever needs one: it drafts, rates or writes. Where it
+    writes, its memory is as the first one's."""
+    runner = runner_of("llama", c.compiled, True)
+    memory = memory_of(c, budget_gib, host_budget_gib) if c.writers else None
+    return Engine(runner.model, tokenizer_of("llama", c), memory=memory, runner=runner)
+
+
+def engine_of(
+    c: Combination,
+    budget_gib: float | None,
+    host_budget_gib: float | None,
+    second: Engine | None = None,
+) -> Engine:
     options: dict[str, Any] = {}
     if c.placement is None:
         runner = runner_of(c.model, c.compiled, False)
@@ -520,13 +609,11 @@ def engine_of(c: Combination, budget_gib: float | None, host_budget_gib: float |
     if c.speculation == "prompt_lookup":
         options["speculation"] = PromptLookup(max_rows=16)
     if c.speculation == "draft_model":
-        drafting = runner_of("llama", c.compiled, True)
-        draft = Engine(drafting.model, tokenizer_of("llama", c.grammar), runner=drafting)
-        options["speculation"] = DraftModel(model=draft, max_rows=16)
+        options["speculation"] = DraftModel(model=second or second_of(c), max_rows=16)
     return Engine(
         model,
-        tokenizer_of(c.model, c.grammar),
-        memory=(MEMORIES | APPROXIMATE_MEMORIES)[c.memory](budget_gib, **sizes),
+        tokenizer_of(c.model, c),
+        memory=memory_of(c, budget_gib, host_budget_gib),
         sharing=SHARINGS[c.sharing],
         gate=DecodeGate(theta=0.1, r_gap=0.02, min_tokens=3) if c.gate else None,
         prefill_tokens=c.prefill_tokens,
@@ -561,7 +648,7 @@ TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required"
 TOOL = Tool({"type": "function", "function": {"name": "tool", "parameters": TEXT}}, answer_of)
 
 
-def config_of(c: Combination, engine: Engine, besides: bool) -> SearchConfig:
+def config_of(c: Combination, engine: Backend, second: Engine, besides: bool) -> SearchConfig:
     """besides: of the problems whose search is `c.beside`."""
     others = besides and c.beside is not None
     search = SEARCHES[str(c.beside) if others else c.search]
@@ -569,35 +656,52 @@ def config_of(c: Combination, engine: Engine, besides: bool) -> SearchConfig:
         search = replace(search, repetition_penalty=c.penalty)
     if c.thinking is not None:
         search = replace(search, thinking_tokens=c.thinking)
+    budget = {} if others or c.spends is None else dict(BUDGETS[c.spends])
+    if c.grammar is not None:
+        budget.pop("final_text", None)
     options = SolveOptions.of(
-        verifier=verifier_of(c),
+        verifier=verifier_of(c, second),
         seed=c.seed,
         end=[] if c.grammar else ["bc"],
-        max_tokens=None if others else c.spends,
-        grammar=GRAMMAR if c.grammar else None,
+        top_logprobs=c.alternatives,
+        **GRAMMARS[c.grammar],
+        **budget,
         thinking_marks=None if c.thinking is None else MARKS,
         tools=Tools([TOOL], format=LetterCalls(), calls_per_branch=2) if c.tools else None,
     )
     return SearchConfig.of(search, engine, options)
 
 
-def verifier_of(c: Combination) -> Verifier | None:
+def verifier_of(c: Combination, second: Engine) -> Verifier | None:
     if c.verifier is None:
         return None
+    if c.verifier == "elsewhere":
+        return Elsewhere(PassByPass(exact=not c.rounded), second)
     kinds = {"at_once": AtOnce, "pass_by_pass": PassByPass, "leaves_early": LeavesEarly}
     return kinds[c.verifier](exact=not c.rounded)
 
 
+LIMIT_S = 1e6
+"""Seconds that no draw takes, unless so many are counted at once."""
+
+
 def results(
-    c: Combination, engine: Engine, problems: Sequence[Problem]
+    c: Combination, engine: Engine, problems: Sequence[Problem], second: Engine | None = None
 ) -> Generator[tuple[str, Result], None, None]:
-    """Of the problems that were not cancelled, as they end, by their ids."""
-    config = config_of(c, engine, False)
-    configs = [config, config if c.beside is None else config_of(c, engine, True)]
+    """Of the problems that the driver has not let go of, as they end, by their ids."""
+    second = second or second_of(c)
+    backend = SeveralModels({"first": engine, "second": second}) if c.writers else engine
+    config = config_of(c, backend, second, False)
+    configs = [config, config if c.beside is None else config_of(c, backend, second, True)]
     drivers = [
-        Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
+        Driver(
+            backend,
+            ProblemAdmission.of(backend, c.concurrency, c.max_rows),
+            each_token=c.watched,
+        )
         for _ in range(c.callers)
     ]
+    cancel = Event()
     coming = list(enumerate(problems))
     names: dict[tuple[int, int], str] = {}
     step = 0
@@ -607,11 +711,13 @@ def results(
                 number, problem = coming.pop(0)
                 caller = number % c.callers
                 config = configs[int(str(problem.id).partition("-")[2]) % 2]
+                if problem.id == f"{c.seed}-{c.cancelled}":
+                    config = _may_end(config, c, cancel)
                 names[caller, drivers[caller].add(problem, config)] = str(problem.id)
             for caller, driver in enumerate(drivers):
                 for (of, index), name in names.items():
                     if step == c.at_step and of == caller and name == f"{c.seed}-{c.cancelled}":
-                        driver.cancel(index)
+                        _end(driver, index, c, cancel)
                 for index, progress in driver.step():
                     if progress.result is not None:
                         yield names[caller, index], progress.result
@@ -621,12 +727,50 @@ def results(
             driver.close()
 
 
+def _may_end(config: SearchConfig, c: Combination, cancel: Event) -> SearchConfig:
+    options = config.options
+    if c.ended_by == "event":
+        return replace(config, options=replace(options, cancel=cancel))
+    if c.ended_by == "time":
+        budget = replace(options.budget, max_wall_s=LIMIT_S)
+        return replace(config, options=replace(options, budget=budget))
+    return config
+
+
+def _end(driver: Driver, index: int, c: Combination, cancel: Event) -> None:
+    if c.ended_by == "driver":
+        driver.cancel(index)
+    elif c.ended_by == "event":
+        cancel.set()
+    elif index in driver.active:
+        driver.active[index].spending.started -= LIMIT_S
+
+
 def seen(result: Result) -> Any:
-    """All that must be the same. Log-probabilities are rounded by what runs beside."""
+    """All that must be the same."""
     branches = [(b.tokens, b.path, b.finish_reason, b.score) for b in result.branches]
     tree = [astuple(replace(node, logprobs=[])) for node in result.tree]
-    ends = result.stopped, result.usage.generated_tokens
-    return result.answer, branches, tree, str(result.error), ends
+    meters = [result.usage, *(result.usage_by_model[name] for name in result.usage_by_model)]
+    spent = [
+        (u.generated_tokens, u.budgeted_tokens, u.thinking_tokens, u.tool_calls) for u in meters
+    ]
+    likely = [[*branch.alternatives.items()] for branch in result.branches]
+    logprobs = [node.logprobs for node in result.tree]
+    more = result.stopped, result.prompt, [*result.pruned.items()], spent, likely, logprobs
+    return result.answer, branches, tree, str(result.error), more
+
+
+def begins(part: Result, whole: Result) -> bool:
+    """Whether a result that was broken off is a beginning of the whole one: each of its nodes holds
+    the first tokens of one of the whole tree."""
+    nodes = {tuple(node.path): node for node in whole.tree}
+    pairs = [(node, nodes.get(tuple(node.path))) for node in part.tree]
+    return all(
+        other is not None
+        and node.start == other.start
+        and node.token_ids == other.token_ids[: len(node.token_ids)]
+        for node, other in pairs
+    )
 
 
 def alike(one: Any, other: Any, bound: float) -> bool:
@@ -641,11 +785,13 @@ def alike(one: Any, other: Any, bound: float) -> bool:
 
 
 @lru_cache(maxsize=64)
-def alone(plain: Combination, number: int) -> tuple[Any, int]:
+def alone(plain: Combination, number: int) -> tuple[Result, int]:
     """What a problem gives alone, and the bytes that its KV took."""
-    engine = engine_of(plain, None, None)
-    ((_, result),) = results(plain, engine, [problems_of(plain)[number]])
-    return seen(result), engine.memory.device.peak_bytes
+    second = second_of(plain)
+    engine = engine_of(plain, None, None, second)
+    ((_, result),) = results(plain, engine, [problems_of(plain)[number]], second)
+    writers = [engine, second] if plain.writers else [engine]
+    return result, max(writer.memory.device.peak_bytes for writer in writers)
 
 
 def difference(c: Combination) -> str | None:
@@ -656,22 +802,32 @@ def difference(c: Combination) -> str | None:
         None if share is None else share * most_gib for share in (c.budget, c.host_budget)
     )
     left = problems_of(c)
-    found: dict[str, Any] = {}
+    found: dict[str, Result] = {}
     for stop in ([c.restarted] if c.restarted else []) + [len(left)]:
-        engine = engine_of(c, budget, host_budget)
-        solving = results(c, engine, [p for p in left if p.id not in found])
+        second = second_of(c, budget, host_budget)
+        engine = engine_of(c, budget, host_budget, second)
+        solving = results(c, engine, [p for p in left if p.id not in found], second)
         for name, result in solving:
-            found[name] = seen(result)
+            found[name] = result
             if len(found) >= stop:
                 break
         solving.close()
-        if engine.kv_bytes():
-            return f"{engine.kv_bytes()} bytes of KV are left"
-    missing = expected.keys() - found.keys() - {f"{c.seed}-{c.cancelled}"}
+        if (kept := engine.kv_bytes() + second.kv_bytes()) > 0:
+            return f"{kept} bytes of KV are left"
+    ended_early = {f"{c.seed}-{c.cancelled}"}
+    missing = expected.keys() - found.keys()
+    if c.ended_by == "driver":
+        missing -= ended_early
     if missing:
         return f"no result of {sorted(missing)}"
     bound = 1e-3 if c.rounded else 1e-9
-    wrong = [name for name, one in found.items() if not alike(one, expected[name][0], bound)]
+    wrong = []
+    for name, result in found.items():
+        whole, values = expected[name][0], result.to_dict()
+        broken_off = name in ended_early and result.stopped in ("cancelled", "max_wall_s")
+        same = begins(result, whole) if broken_off else alike(seen(result), seen(whole), bound)
+        if not same or Result.from_dict(json.loads(json.dumps(values))).to_dict() != values:
+            wrong.append(name)
     return f"{len(wrong)} of {len(found)} {DIFFER}: {wrong}" if wrong else None
 
 

@@ -13,11 +13,18 @@ import pytest
 from experiments.lab.bench.combinations import (
     DRAWS,
     Combination,
+    Outcome,
     alike,
+    begins,
     drawn,
+    engine_of,
     fewest,
     outcome,
+    problems_of,
+    results,
+    second_of,
 )
+from search import Result
 
 APART = 25
 
@@ -66,7 +73,7 @@ def test_each_setting_is_drawn_beside_each_other_one() -> None:
         every.update(combinations(sorted(drawn(seed).settings()), 2))
     approximate = {"gate"}  # no draw has it
     names = sorted({field.name for field in fields(Combination)} - approximate)
-    refused = {("grammar", "tools")}
+    refused = {("grammar", "tools"), ("grammar", "writers"), ("tools", "writers")}
     assert all(every[pair] >= 20 for pair in {*combinations(names, 2)} - refused)
 
 
@@ -83,6 +90,38 @@ def test_each_setting_is_drawn_beside_each_other_one() -> None:
 )
 def test_results_are_the_same_but_for_rounding(other: Any, same: bool) -> None:
     assert alike((1, [0.5, "a"]), other, 1e-9) == same
+
+
+def solved(c: Combination) -> dict[str, Result]:
+    second = second_of(c)
+    return dict(results(c, engine_of(c, None, None, second), problems_of(c), second))
+
+
+WRITERS = Combination(search="ab_mcts_m", verifier="elsewhere", writers=True, chats=True)
+
+
+def test_a_draw_of_two_models_and_a_conversation_has_both() -> None:
+    c = replace(WRITERS, problems=4, spends="tokens_reserve", alternatives=2)
+    found = solved(c)
+    assert [len(found[f"0-{n}"].problem.messages or ()) for n in range(4)] == [1, 2, 3, 4]
+    used = [result.usage_by_model for result in found.values()]
+    assert all(len(by_model) == 2 for by_model in used if by_model) and any(used)
+    assert {result.stopped for result in found.values()} == {"max_tokens"}
+    assert all(result.usage.verifier_tokens for result in found.values())
+    assert all(branch.alternatives for result in found.values() for branch in result.branches)
+
+
+@pytest.mark.parametrize(("ended_by", "stopped"), [("event", "cancelled"), ("time", "max_wall_s")])
+def test_a_problem_that_is_broken_off_has_a_beginning_of_its_result(
+    ended_by: Any, stopped: str
+) -> None:
+    c = replace(WRITERS, problems=2, cancelled=1, ended_by=ended_by, at_step=20)
+    assert outcome(c) == Outcome("same")
+    whole, part = solved(c.plain)["0-1"], solved(c)["0-1"]
+    assert part.stopped == stopped and 1 < len(part.tree) < len(whole.tree)
+    assert begins(part, whole) and not begins(whole, part)
+    part.tree[-1].token_ids[-1] += 1
+    assert not begins(part, whole)
 
 
 @pytest.mark.slow

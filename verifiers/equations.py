@@ -21,7 +21,11 @@ MAX_UNIT_WORDS = 4
 MAX_LINE_CHARS = 2000
 """A line that no sentence ends before is cut at the last blank."""
 
-_LATEX = (
+_PLAIN = (
+    (re.compile(r"(?<=\d)(?:\{,\}|,?\\[!,;: ])(?=\d{3}(?!\d))"), ","),  # 3{,}000
+    (re.compile(r"\*\*(?!(?<=[\d)]\*\*)[\d(]|(?<=[\d)]\s\*\*)\s[\d(])"), ""),  # **5**, not 2**5
+    (re.compile("[⋅∙∗]"), "*"),
+    (re.compile("∕"), "/"),
     (re.compile(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
     (re.compile(r"\\(?:text|mathrm|boxed)\s*\{([^{}]*)\}"), r" \1 "),
     (re.compile(r"\\(?:times|cdot)\b"), "*"),
@@ -109,7 +113,7 @@ class Equation:
 
 
 def normalise(text: str) -> str:
-    for pattern, plain in _LATEX:
+    for pattern, plain in _PLAIN:
         text = pattern.sub(plain, text)
     return text
 

@@ -13,15 +13,13 @@ from annotated_types import Interval
 from torch import Tensor
 
 from ttc.backend import Backend
-from ttc.branch import Branch
 from ttc.checks import Words
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.text.chat import has_template
 from ttc.text.thinking_switch import without_thought
 from verifiers.reward_model import RewardModel
-from verifiers.reward_model_pass import Layout, TreeMirror
-from verifiers.side_branches import rated_text
+from verifiers.reward_model_pass import TreeMirror
 
 RUBRIC = (
     "Grade a solution of a problem. The solution may not be complete yet; then grade it as far as "
@@ -50,6 +48,7 @@ class LLMJudge(RewardModel):
     grades: Annotated[int, Interval(ge=2, le=9)] = 5
     thoughts: bool = False
     headed: ClassVar[bool] = False
+    rates_steps: ClassVar[bool] = False
 
     def mirror(self, backend: Backend) -> TreeMirror:
         if self.model is None and (self._mirror is None or self._mirror[0]() is not backend):
@@ -64,9 +63,6 @@ class LLMJudge(RewardModel):
         if self.model is None and isinstance(backend, Engine):
             return backend
         return super()._engine(backend)
-
-    def layout(self, branch: Branch, question: str) -> Layout:
-        return self.one_rating(question, rated_text(branch, self.thoughts).strip())
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         solution = "".join(steps)

@@ -9,13 +9,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ttc.branch import Branch
 from ttc.errors import UnsupportedModel
 from ttc.text.chat import chat_text
 from ttc.text.conversation import Talk, chat_of
 from verifiers.reward_model import RewardModel
-from verifiers.reward_model_pass import Layout
-from verifiers.side_branches import rated_text
 
 
 @dataclass(eq=False)
@@ -40,9 +37,6 @@ class OutcomeReward(RewardModel):
 
     def check_tokenizer(self) -> None:
         self.chat([{"role": "user", "content": "?"}])
-
-    def layout(self, branch: Branch, question: str) -> Layout:
-        return self.one_rating(question, rated_text(branch, self.thoughts).strip())
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]

@@ -62,6 +62,7 @@ class RewardModel(Options, ABC):
     headed: ClassVar[bool] = True
     """Whether a head in the place of the vocabulary's gives the score."""
     rates_steps: ClassVar[bool] = True
+    """Whether it rates the steps of a text, and not the text as a whole."""
     writes: ClassVar[bool] = False
     """Whether the model writes before it rates, as its generation_config asks."""
 
@@ -145,9 +146,10 @@ class RewardModel(Options, ABC):
         return [self.layout(b, q) for b, q in zip(branches, questions, strict=True)]
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        return self.laid_out(
-            question, *self.split(rated_text(branch, self.thoughts), branch.finished)
-        )
+        text = rated_text(branch, self.thoughts)
+        if not self.rates_steps:
+            return self.one_rating(question, text.strip())
+        return self.laid_out(question, *self.split(text, branch.finished))
 
     def split(self, text: str, finished: bool) -> tuple[list[str], str | None]:
         return split_steps(text, self.separator, finished)
@@ -289,10 +291,6 @@ class RewardModel(Options, ABC):
 
     def templated(self, text: str) -> list[int]:
         return encoded(text.partition(MARK)[0], self.tokenizer)
-
-    def joined(self, steps: Sequence[str], separator: Sequence[int]) -> list[int]:
-        tokens = [token for step in steps for token in (*separator, *self.encode(step))]
-        return tokens[len(separator) :]
 
 
 def unmarked(text: str) -> str:

@@ -52,7 +52,9 @@ class ValueHead(RewardModel):
         bos = getattr(self.tokenizer, "bos_token_id", None)
         start = [] if bos is None else [bos]
         prompt = self.encode(self.prompt.replace("{question}", question))
-        return [*start, *prompt, *self.joined(steps, self.encode(self.separator))]
+        separator = self.encode(self.separator)
+        tokens = [token for step in steps for token in (*separator, *self.encode(step))]
+        return [*start, *prompt, *tokens[len(separator) :]]
 
     def score(self, output: Tensor) -> float:
         if output.numel() != 2:

@@ -247,6 +247,12 @@ def test_a_nul_in_a_text_does_not_end_it(name: str) -> None:
     assert len(verifier.layout(nul, "A\0?").whole) > len(verifier.layout(nul, "A").whole)
 
 
+@pytest.mark.parametrize("kind", [LLMJudge, OutcomeReward, ThinkPRM])
+def test_who_rates_a_text_as_a_whole_has_no_scores_of_its_steps(kind: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"{kind.__name__} gives one score for a text"):
+        kind(model="nowhere").rate_solutions([(QUESTION, ["3 * 4 = 12", "So 12"])])
+
+
 def test_a_head_of_other_outputs_is_refused() -> None:
     _, tokenizer = language()
     one = hf.Qwen2ForTokenClassification(configuration("qwen2", tokenizer, num_labels=1))

@@ -71,14 +71,14 @@ _OPENING = rf"(?:[\s*_`:\"'“”({{}}{CURRENCIES}]|\\(?![dtc]?frac)|(?<=\\)\[|�
 _TIMES = r"\\(?:times|cdot|div)\b|(?<=[\d) ])x(?= ?[\d($])"
 _SUM = re.compile(
     r"\s*+"
-    rf"(?:[-−–+*/×÷·^{{}}(){CURRENCIES}%, \t\d]|\.(?=\d)|{_TIMES}|\\[$%(\[])*+"
+    rf"(?:[-−–+*/×÷·⋅∙∗∕²³^{{}}(){CURRENCIES}%, \t\d]|\.(?=\d)|{_TIMES}|\\[$%(\[])*+"
     r"=(?!=)[ \t]*+"
 )
 _OPERAND = (
     r"[\s($*_\\]*+\d[\d,]*+(?:\.\d++)?+(?:/\d++)?+(?:\s?\\?%)?+"
     rf"(?:[ /]++(?!(?:{OF}|{RESTATES}|x)(?!\w))[^\W\d_]++){{0,3}}+[)\s]*+"
 )
-_OPERATOR = rf"(?:[-−–+*/×÷x]|(?:{OF})\b|\\times\b|\\cdot\b)"
+_OPERATOR = rf"(?:[-−–+*/×÷·⋅∙∗∕x]|(?:{OF})\b|\\times\b|\\cdot\b)"
 _THINGS = rf"(?:\s(?!(?:{RESTATES})(?!\w))[A-Za-z]++){{0,2}}+"
 _MULTIPLE = (
     rf"[\s*_]*+(?:(?:\d++|{NUMBER_WORD})\s(?:{DOZEN}){_THINGS}"

@@ -24,13 +24,13 @@ from experiments.recipes.processbench.figures import (
 from experiments.recipes.processbench.job import run
 from experiments.recipes.processbench.samples import PARTS, LabelledSample, load_samples
 from tests.helpers.configurations import configuration
-from tests.helpers.reward_models import HEADERS, byte_tokenizer, close_to, head_at, policy, seeded
+from tests.helpers.reward_models import HEADERS, byte_tokenizer, close_to, head_at, seeded
 from tests.helpers.reward_models import configuration as model_config
 from tests.helpers.tiers import some_quick
 from tests.verifiers.test_other_models import published as save_published
 from tests.verifiers.test_reward_models import MODELS, QUESTION
 from ttc import InvalidInput
-from verifiers import QwenPRM, RLHFlowPRM
+from verifiers import QwenPRM
 from verifiers.qwen_prm import SYSTEM
 from verifiers.reward_model import RewardModel
 
@@ -347,11 +347,3 @@ def test_published_rows_stand_beside_and_the_same_model_is_marked() -> None:
     marked = [line for line in lines if "this model" in line[0]]
     assert marked == [["Qwen2.5-Math-PRM-7B <- this model", "82.4", "77.6", "67.5", "66.3", "73.5"]]
     assert lines[0] == ["ours", "-", "-", "-", "-", "-"]
-
-
-def test_a_model_that_rates_texts_as_a_whole_is_refused_steps() -> None:
-    from verifiers import OutcomeReward
-
-    with pytest.raises(InvalidInput, match="gives one score for a text"):
-        OutcomeReward(("model", "tokenizer")).rate_solutions([("?", ["a"])])
-    assert RLHFlowPRM.rates_steps and policy().tokenizer is not None

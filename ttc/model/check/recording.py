@@ -60,6 +60,12 @@ class AttentionCall:
         return -1 if number is None else int(number)
 
     @property
+    def zeros(self) -> Tensor:
+        """An answer of the size of `out`."""
+        batch, heads, tokens, _ = self.query.shape
+        return self.query.new_zeros(batch, tokens, heads, self.value.shape[-1])
+
+    @property
     def sliding_window(self) -> int | None:
         return self.options.get("sliding_window")
 
@@ -114,8 +120,7 @@ class MaskReader:
         self.masks[call.layer] = call.mask
         if self.layers <= self.masks.keys():
             raise AllRead
-        batch, heads, tokens, _ = call.query.shape
-        return call.query.new_zeros(batch, tokens, heads, call.value.shape[-1])
+        return call.zeros
 
 
 @contextmanager

@@ -45,9 +45,7 @@ class CompiledLayers:
 
     def __init__(self, decoder: Decoder, shapes: Sequence[LayerShape], dtype: torch.dtype):
         check_numbers(decoder, dtype)
-        if elsewhere := {
-            weight.device for weight in decoder.weights if weight.device.type != "cpu"
-        }:
+        if elsewhere := {w.device for w in decoder.weights if w.device.type != "cpu"}:
             raise UnsupportedModel(
                 f"its weights are on {elsewhere.pop()}, and the compiled layers run on a CPU"
             )
@@ -82,10 +80,8 @@ class CompiledLayers:
         rows = states.shape[1]
         program = self.program(rows)
         program.begin(rows)
-        for memory, values in zip(
-            (program.x, program.cos, program.sin), (states, *rotation), strict=True
-        ):
-            memory[:rows] = values[0]
+        cos, sin = rotation
+        program.x[:rows], program.cos[:rows], program.sin[:rows] = states[0], cos[0], sin[0]
         self.run(program, plan)
         return program.x[:rows][None].clone()
 
@@ -107,11 +103,8 @@ class CompiledLayers:
     def _attends_by_itself(self, program: Program, plan: Plan) -> bool:
         """Have the program call the attention kernel, where a layer's attention is no more than
         that."""
-        if (
-            self._described is None
-            or self._described[0]() is not plan
-            or self._described[1] is not program
-        ):
+        described = self._described
+        if described is None or described[0]() is not plan or described[1] is not program:
             rows, shape = program.rows, self.shapes[0]
             q = program.q[:rows].view(rows, shape.kv_heads, -1, shape.key_dim).permute(1, 2, 0, 3)
             key, value = (
@@ -123,8 +116,8 @@ class CompiledLayers:
             )
             if calls is None:
                 return False
-            self._described = ref(plan), program, calls
-        calls = self._described[2]
+            described = self._described = ref(plan), program, calls
+        calls = described[2]
         calls.counters[:] = 0
         program.attend_by(calls.kernel, calls.parameters)
         return True
@@ -182,18 +175,13 @@ class FusedRunner:
         program.write_logits(index, logits)
         ids = tokens if isinstance(tokens, Tensor) else torch.tensor(list(tokens))
         program.x[:rows] = self._decoder.embedding(ids)
-        for memory, table in zip(
-            (program.cos, program.sin), self._rotation(plan.positions), strict=True
-        ):
-            memory[:rows] = table[0]
+        positions = torch.tensor([plan.positions])
+        cos, sin = self._decoder.rotary(self._decoder.embedding.weight, positions)
+        program.cos[:rows], program.sin[:rows] = cos[0], sin[0]
         self.layers.run(program, plan)
         if self.trace is not None:
             self.trace.add("compute", f"{rows} rows", start, perf_counter())
         return logits
-
-    def _rotation(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        cos, sin = self._decoder.rotary(self._decoder.embedding.weight, torch.tensor([positions]))
-        return cos, sin
 
 
 def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:

@@ -44,33 +44,22 @@ ROPE = names(
 NOTHING = frozenset({"rope.scaling.finetuned", "pooling_type"})
 """Settings that change no prediction of the next token."""
 
+ZERO = names(
+    "attention.clamp_kqv attention.max_alibi_bias attention.scale attention.shared_kv_layers "
+    "attention.sliding_window attention.temperature_scale attn_logit_softcapping "
+    "decoder_block_count expert_count expert_shared_count expert_used_count "
+    "final_logit_softcapping leading_dense_block_count nextn_predict_layers rope.scaling.alpha "
+    "rope.scaling.yarn_log_multiplier router_logit_softcapping"
+)
+ZERO_OR_ONE = names(
+    "embedding_scale expert_gating_func expert_group_count expert_group_used_count "
+    "expert_weights_scale logit_scale residual_scale"
+)
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(ZERO, (0,)),
+    **dict.fromkeys(ZERO_OR_ONE, (0, 1)),
     "attention.causal": (True,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.scale": (0,),
-    "attention.shared_kv_layers": (0,),
-    "attention.sliding_window": (0,),
-    "attention.temperature_scale": (0,),
-    "attn_logit_softcapping": (0,),
-    "decoder_block_count": (0,),
-    "embedding_scale": (0, 1),
-    "expert_count": (0,),
-    "expert_gating_func": (0, 1),
-    "expert_group_count": (0, 1),
-    "expert_group_used_count": (0, 1),
-    "expert_shared_count": (0,),
-    "expert_used_count": (0,),
-    "expert_weights_scale": (0, 1),
-    "final_logit_softcapping": (0,),
-    "leading_dense_block_count": (0,),
-    "logit_scale": (0, 1),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0, 1),
-    "rope.scaling.alpha": (0,),
     "rope.scaling.yarn_ext_factor": (1,),
-    "rope.scaling.yarn_log_multiplier": (0,),
-    "router_logit_softcapping": (0,),
     "use_parallel_residual": (False,),
 }
 """Values with which a setting changes nothing, in every architecture that does not take it."""

@@ -153,14 +153,12 @@ class MeasuredTimes:
             layers = decoder_layers(self.runner.model)
         except UnsupportedModel:
             return None
-        whole = next(
-            (each for each in layers if any(part is attention for part in each.modules())), None
-        )
-        if whole is None:
-            return None
-        parts = set(whole.modules())
-        alone = sum(module in parts for module in self.regeneration.modules) == 1
-        return whole if alone else None  # one that attends twice needs the blocks of both
+        for whole in layers:
+            parts = set(whole.modules())
+            if attention in parts:  # one that attends twice needs the blocks of both
+                alone = sum(module in parts for module in self.regeneration.modules) == 1
+                return whole if alone else None
+        return None
 
     @torch.inference_mode()
     def _layer_s(self, module: nn.Module, plan: Plan, rows: int) -> float:

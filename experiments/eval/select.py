@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from experiments.cli.command import perform
 from experiments.cli.output import show
-from experiments.cli.printable import printable
 from experiments.cli.tables import Table
 from experiments.runs.reading import read_fingerprint, read_records
 from experiments.runs.stats import wilson
 from experiments.runs.summary import by_path, counted, means, question_of
 from search.selection import Rule, Sample, all_rules
-from ttc.errors import InvalidInput, TTCError, number_of
+from ttc.errors import InvalidInput, number_of
 from ttc.sampling import random_key
 
 ANY = "any right"
@@ -218,7 +218,4 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parsed()
-    try:
-        show(report(arguments))
-    except (TTCError, OSError) as error:
-        raise SystemExit(printable(f"error: {error}")) from None
+    perform(lambda: show(report(arguments)), f"a selection from {arguments.folder}")

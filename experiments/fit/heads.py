@@ -9,7 +9,8 @@ from pathlib import Path
 
 from experiments.cli.command import perform
 from experiments.cli.output import show
-from ttc.errors import refusing
+from ttc.checks import check_whole
+from ttc.errors import refuse, refusing
 
 
 def main() -> None:
@@ -28,27 +29,31 @@ def main() -> None:
 
 
 def find(arguments: argparse.Namespace) -> None:
+    """Raises InvalidInput for what cannot be, before the model is read."""
     from ttc import Engine
     from ttc.calibration.head_attention import near_attention
     from ttc.residency.streaming_heads import save_streaming_heads, streaming_heads
 
-    with refusing(
-        (OSError, UnicodeDecodeError), f"{arguments.text} cannot be read as a text: {{error}}"
-    ):
+    fraction, out = arguments.fraction, arguments.out
+    for name, lowest in (("sink", 0), ("window", 0), ("tokens", 1)):
+        check_whole(f"--{name}", getattr(arguments, name), lowest)
+    refuse(
+        {
+            f"--fraction={fraction} must be from 0 to 1": not 0 <= fraction <= 1,
+            f"{out} is a folder; name a file": out.is_dir(),
+        }
+    )
+    unreadable = f"{arguments.text} cannot be read as a text: {{error}}"
+    with refusing((OSError, UnicodeDecodeError), unreadable):
         text = arguments.text.read_text(encoding="utf-8")
+    out.parent.mkdir(parents=True, exist_ok=True)
     # nothing is written
     engine = Engine.from_pretrained(arguments.model, generation_settings=False)
     tokens = engine.encode(text)[: arguments.tokens]
     shares = near_attention(engine, tokens, arguments.sink, arguments.window)
-    heads = streaming_heads(shares, arguments.fraction)
-    save_streaming_heads(
-        arguments.out,
-        arguments.model,
-        heads,
-        sink=arguments.sink,
-        window=arguments.window,
-        near_attention=shares,
-    )
+    heads = streaming_heads(shares, fraction)
+    reach = {"sink": arguments.sink, "window": arguments.window}
+    save_streaming_heads(out, arguments.model, heads, **reach, near_attention=shares)
     least = min((shares[layer][head] for layer, head in heads), default=1.0)
     show(
         f"{len(heads)} streaming heads, each with at least {least:.1%} of its attention on sink "

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -116,16 +117,6 @@ def test_a_wrong_setting_is_one_line_that_names_what_would_be_right(
     assert not list(tmp_path.rglob("config.yaml"))
 
 
-def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch() -> int:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(experiments.run, "launch", launch)
-    monkeypatch.setattr(sys, "argv", ["run"])
-    with pytest.raises(ZeroDivisionError):
-        experiments.run.main()
-
-
 @pytest.mark.parametrize(
     "word",
     [
@@ -175,33 +166,24 @@ def test_a_sweep_over_presets_gives_every_setting_to_each_job() -> None:
     assert given == [presets, "search.n=choice(4)", "dataset.limit=choice(3)", "run.batch=2"]
 
 
-def test_the_first_line_comes_before_the_job_is_launched(
+def test_what_stands_around_the_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = []
-
-    def launch() -> int:
-        said.append(capsys.readouterr().err)
-        return 0
-
+    """The first line comes before it, Ctrl-C is no traceback, and an error of ours keeps its."""
+    launch = Mock(side_effect=lambda: said.append(capsys.readouterr().err))
+    said: list[str] = []
     monkeypatch.setattr(experiments.run, "launch", launch)
     monkeypatch.setattr(sys, "argv", ["run", "search=greedy", "run.seed=3"])
     experiments.run.main()
     assert said == ["starting: search=greedy run.seed=3\n"]
-
-
-def test_ctrl_c_before_the_run_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def launch() -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(experiments.run, "launch", launch)
-    monkeypatch.setattr(sys, "argv", ["run"])
+    launch.side_effect = KeyboardInterrupt
     with pytest.raises(SystemExit) as stopped:
         experiments.run.main()
     assert stopped.value.code == 130
     assert "nothing is lost\nrun the same command to go on" in capsys.readouterr().err
+    launch.side_effect = ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        experiments.run.main()
 
 
 def test_the_help_page_names_every_choice_and_only_settings_that_exist() -> None:

@@ -111,15 +111,11 @@ JUNK = st.one_of(
 def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The way to every value within a value."""
     yield way
-    inner = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, part in inner:
-        yield from places(part, (*way, key))
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from places(part, (*way, key))
 
 
 @st.composite

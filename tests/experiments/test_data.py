@@ -174,13 +174,6 @@ def test_a_reader_of_ones_own_is_found_by_its_path(
             load_task(dataset(path=path, reader=reader))
 
 
-def test_cells_of_tables_are_read_as_text(tmp_path: Path) -> None:
-    (tmp_path / "rows.tsv").write_text("question\tanswer\nIs it 1, 2 or None?\t007\nNone\tNA\n")
-    task = load_task(dataset(path=str(tmp_path / "rows.tsv"), answer_kind="text"))
-    cells = [(p.question, p.answer) for p in task.problems]
-    assert cells == [("Is it 1, 2 or None?", "007"), ("None", "NA")]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "questions", "reasons"),
     [
@@ -354,7 +347,3 @@ def test_line_breaks_typed_in_a_shell_reach_the_model_and_the_search() -> None:
     assert list(config.dataset.end) == ["\n\n", "Q:"]
     assert config.search.delimiter == "\n\n"
     assert make_template(config).instruction == "Q: {question}\nA:"
-
-
-def test_boxed_answers_are_asked_for_as_before() -> None:
-    assert r"\boxed{}" in composed("dataset=math500").dataset.instruction

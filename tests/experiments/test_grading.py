@@ -26,7 +26,6 @@ from search.selection import all_rules
 from tests.helpers.configurations import configuration
 from tests.helpers.records import records
 from tests.helpers.runs import composed, save_rows
-from tests.helpers.tiers import some_quick
 from ttc import InvalidInput
 from ttc.results import Problem
 
@@ -92,7 +91,7 @@ def place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the commands, with a model, rows and the user's functions."""
     (place / "my_grade.py").write_text(FUNCTIONS)
     (place / "my_words.py").write_text(WORDS)
-    for name in ("my_grade", "my_words", "my_gate", "my_cache", "my_memory", "my_placement"):
+    for name in ("my_grade", "my_words", "my_memory"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
@@ -122,17 +121,6 @@ def test_every_answer_of_a_run_is_read_and_graded_by_ones_own(place: Path) -> No
         assert record["correct"] == (len(record["answer"]) == len(record["gold"]))
     asked = (place / "asked.txt").read_text().splitlines()
     assert len(asked) == len(set(asked))  # equal answers are graded once
-
-
-@pytest.mark.slow
-def test_a_vote_is_for_what_ones_own_function_reads(place: Path) -> None:
-    voted = ["search=self_consistency", "search.n=5", "search.max_tokens=2", "verifier=none"]
-    run(composed(place, "dataset.extract=my_grade.extract", search=voted))
-    found = records(place)
-    assert len(found) == 4
-    for record in found:
-        words = [branch["text"].split()[0] for branch in record["branches"]]
-        assert words.count(record["answer"]) == max(map(words.count, words))
 
 
 @pytest.mark.parametrize(
@@ -238,36 +226,29 @@ def test_runs_that_are_graded_otherwise_are_not_compared(place: Path) -> None:
 # ---------------------------------------------------------------- code that changed
 
 
-PARTS = {
-    "gate": "from ttc import DecodeGate\n\nclass Mine(DecodeGate):\n    theta = 0.9\n",
-    "cache": "from ttc import BlockCache\n\nclass Mine(BlockCache):\n    pass\n",
-    "memory": "from ttc import Resident\n\nclass Mine(Resident):\n    pass\n",
-    "placement": "from ttc import Streamed\n\nclass Mine(Streamed):\n    pass\n",
-}
+OWN = ("dataset.extract=my_grade.extract", "dataset.grader=my_grade.same_length")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", some_quick(PARTS, ["memory"]))
-def test_an_edited_part_of_ones_own_gives_no_old_results(place: Path, group: str) -> None:
-    file = place / f"my_{group}.py"
-    file.write_text(PARTS[group])
-    words = [f"{group}._target_=my_{group}.Mine"]
-    run(composed(place, *words, "dataset.limit=2"))
-    assert len(records(place)) == 2
-    run(composed(place, *words, "dataset.limit=3"))
-    file.write_text(PARTS[group] + "\n# edited\n")
-    with pytest.raises(InvalidInput, match=rf"the code, my_{group}\.Mine: hash \w+ -> hash \w+"):
-        run(composed(place, *words, "dataset.limit=4"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["my_grade.py", "my_words.py"])
-def test_an_edited_grader_or_what_it_imports_gives_no_old_results(place: Path, file: str) -> None:
-    own = ["dataset.extract=my_grade.extract", "dataset.grader=my_grade.same_length"]
-    run(composed(place, *own, "dataset.limit=2"))
+@pytest.mark.parametrize(
+    ("words", "file", "named"),
+    [
+        (OWN, "my_grade.py", r"my_grade\.(extract|same_length)"),
+        (OWN, "my_words.py", r"my_grade\.(extract|same_length)"),  # which it imports
+        (("memory._target_=my_memory.Mine",), "my_memory.py", r"my_memory\.Mine"),
+    ],
+)
+def test_edited_code_of_ones_own_gives_no_old_results(
+    place: Path, words: tuple[str, ...], file: str, named: str
+) -> None:
+    own = "from ttc import Resident\n\nclass Mine(Resident):\n    pass\n"
+    (place / "my_memory.py").write_text(own)
+    for limit in (2, 3):
+        run(composed(place, *words, f"dataset.limit={limit}"))
+        assert len(records(place)) == limit
     (place / file).write_text((place / file).read_text() + "\n# edited\n")
-    with pytest.raises(InvalidInput, match=r"the code, my_grade\.(extract|same_length): hash"):
-        run(composed(place, *own, "dataset.limit=2"))
+    with pytest.raises(InvalidInput, match=rf"the code, {named}: hash \w+ -> hash \w+"):
+        run(composed(place, *words, "dataset.limit=4"))
 
 
 @pytest.mark.slow

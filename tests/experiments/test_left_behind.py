@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from experiments.runs.problem_loop import run
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.configurations import configuration
 from tests.helpers.parts import installed
-from tests.helpers.process_state import as_it_was, state
+from tests.helpers.process_state import state
 
 COMMANDS = [
     "run search=nope",
@@ -56,22 +54,3 @@ def test_the_threads_of_a_job_of_a_sweep_are_not_the_next_ones(tmp_path: Path) -
     threads = torch.get_num_threads()
     run(configuration("run", *job, f"run.threads={threads + 1}", "run.name=r"))
     assert torch.get_num_threads() == threads
-
-
-CHANGES: dict[str, Callable[[], object]] = {
-    "environment": lambda: os.environ.update(NEW="1", PATH="/nowhere"),
-    "folder": lambda: os.chdir("/"),
-    "path": lambda: sys.path.insert(0, "/nowhere"),
-    "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
-    "dtype": lambda: torch.set_default_dtype(torch.float64),
-    "gradients": lambda: torch.set_grad_enabled(False),
-}
-
-
-@pytest.mark.parametrize("part", CHANGES)
-def test_what_a_test_changes_is_put_back(part: str) -> None:
-    before = state()
-    with as_it_was():
-        CHANGES[part]()
-        assert state()[part] != before[part]
-    assert state() == before

@@ -23,7 +23,7 @@ from experiments.runs.orders import in_orders as in_orders_of
 from experiments.runs.orders import lettered, orders_of
 from experiments.runs.problem_loop import run
 from experiments.runs.stats import standard_error, wilson
-from experiments.runs.summary import by_question, interval_of, is_right, summarise
+from experiments.runs.summary import summarise
 from search.selection import all_rules
 from tests.experiments.test_compare import compared, record, save
 from tests.experiments.test_sources import dataset, write
@@ -219,30 +219,6 @@ def test_a_question_counts_once_however_many_orders_are_done() -> None:
     assert summarise(in_orders(marks))["accuracy"] == 0.5
     alike = summarise(in_orders([[1, 1], [0, 0], [1, 1]]))
     assert alike["accuracy_95"] == list(wilson(2, 3))  # not of six
-
-
-@pytest.mark.parametrize("questions", [60, 198])
-def test_the_interval_covers_the_accuracy_that_it_is_of(questions: int) -> None:
-    """95% of intervals hold the mean over questions; those that take orders for problems of their
-    own hold it far less often."""
-    rng = np.random.default_rng(0)
-    truth = 0.5  # of a Beta(0.6, 0.6): questions are mostly known or not
-    held = {"by question": 0, "apart": 0}
-    times = 400
-    for _ in range(times):
-        chance = rng.beta(0.6, 0.6, questions)
-        marks = (rng.random((questions, 4)) < chance[:, None]).astype(int)
-        records = [
-            {"id": f"{q}-{n}", "order_of": f"{q}", "correct": marks[q, n], "error": None}
-            for q in range(questions)
-            for n in range(4)
-        ]
-        low, high = interval_of(by_question(records, is_right))
-        held["by question"] += low <= truth <= high
-        low, high = wilson(int(marks.sum()), marks.size)
-        held["apart"] += low <= truth <= high
-    assert 0.92 <= held["by question"] / times <= 0.975
-    assert held["apart"] / times < 0.9
 
 
 def test_runs_with_the_same_orders_are_paired_by_question(tmp_path: Path) -> None:

@@ -180,12 +180,6 @@ def test_hostile_rows_are_failures_of_their_own(place: Path) -> None:
     assert len(failed) == 3 and any("only \udcff" in error for error in failed)
 
 
-def test_each_record_holds_the_exact_prompt(place: Path) -> None:
-    run(composed(place, "dataset.raw=true", r"dataset.instruction='and {question}\n: '"))
-    assert [r["prompt"] for r in records(place)] == [f"and {row['question']}\n: " for row in ROWS]
-    assert [r["question"] for r in records(place)] == [row["question"] for row in ROWS]
-
-
 @pytest.mark.slow
 def test_gpqa_is_read_from_the_hub_and_keeps_ids_without_questions(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

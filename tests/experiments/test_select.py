@@ -10,6 +10,7 @@ import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -159,6 +160,14 @@ def test_what_cannot_be_scored_is_named(
         experiments.eval.select.main()
 
 
+def test_ctrl_c_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments.eval.select, "load", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(sys, "argv", ["select", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        experiments.eval.select.main()
+    assert stopped.value.code == 130
+
+
 def test_a_folder_without_records_and_a_damaged_line_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no records\.jsonl"):
         load(tmp_path)
@@ -210,13 +219,3 @@ def test_every_rule_is_scored_from_the_folder_of_a_run(
     rows = json.loads(shown["json"])["rows"]
     assert accuracies(rows, "best")[-1] == summarise(records(place))["accuracy"]
     assert {row["n"] for row in rows} == {1, 2, 3, 4, 5}
-
-
-def test_without_statistics_the_other_rules_are_scored(place: Path) -> None:
-    run(composed(place, "search=self_consistency", "search.n=3"))
-    text = report(parsed([str(place / "outputs" / "r")]))
-    assert "\nmajority " in text and "\nlikeliest " in text
-    assert (
-        "self_certainty, borda, confidence, confidence_top90, confidence_top10: the records hold "
-        "no statistics" in " ".join(text.split())
-    )

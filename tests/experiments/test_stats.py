@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from fractions import Fraction
 from statistics import NormalDist, mean, stdev, variance
 
@@ -102,18 +102,6 @@ def test_holm_as_r_adjusts() -> None:
     assert holm([0.5, 0.001, 0.6]) == pytest.approx([1.0, 0.003, 1.0])
 
 
-@given(st.lists(st.floats(0, 1), max_size=12))
-@few
-def test_holm_lies_between_the_plain_p_and_bonferronis(ps: list[float]) -> None:
-    for p, adjusted in zip(ps, holm(ps), strict=True):
-        assert p <= adjusted <= min(1.0, len(ps) * p) or math.isclose(
-            adjusted, min(1.0, len(ps) * p)
-        )
-    assert sorted(range(len(ps)), key=lambda i: (ps[i], holm(ps)[i])) == sorted(
-        range(len(ps)), key=ps.__getitem__
-    )
-
-
 def test_the_error_of_a_mean_over_questions() -> None:
     values = [0.25, 0.5, 1.0, 0.0, 0.75]
     assert standard_error(values) == pytest.approx(stdev(values) / math.sqrt(5))
@@ -198,31 +186,12 @@ def test_the_test_of_several_runs_is_mcnemars_for_single_ones() -> None:
     assert paired(*halves).p == pytest.approx(paired(a, b).p)
 
 
-def test_the_test_of_several_runs_is_about_the_permutation_test_of_questions() -> None:
-    rng = np.random.default_rng(0)
-    gaps = rng.normal(0.1, 0.2, 14)
-    signs = np.array(list(itertools.product([-1, 1], repeat=14)))
-    exact = np.mean(np.abs(signs @ gaps) >= abs(gaps.sum()) - 1e-9)
-    assert paired(gaps, [0.0] * 14).p == pytest.approx(exact, abs=0.02)
-    assert 0.02 < exact < 0.5
-
-
-def test_seeds_are_no_more_questions() -> None:
-    """Five runs that all say the same are one run, not five times the questions."""
-    a, b = [1, 1, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0]
-    five = [mean([x] * 5) for x in a], [mean([y] * 5) for y in b]
-    assert paired(*five) == paired(a, b)
-    assert paired(a * 5, b * 5).p < paired(a, b).p
-
-
 def test_differences_that_are_all_alike_have_an_interval_with_a_width() -> None:
     same = paired([0.25] * 20, [0.25] * 20)
     assert (same.p, same.difference.low, same.difference.high) == (1.0, *tango(0, 0, 20))
     more = paired([0.5] * 40, [0.25] * 40)
-    assert (more.p, more.difference.low, more.difference.high) == (
-        mcnemar(10, 0),
-        *tango(10, 0, 40),
-    )
+    ends = (more.difference.low, more.difference.high)
+    assert more.p == mcnemar(10, 0) and ends == tango(10, 0, 40)
 
 
 def test_questions_that_depend_on_each_other_are_tested_as_their_sources() -> None:
@@ -259,9 +228,8 @@ def test_p_and_interval_of_several_runs_agree(
 def test_rows_on_different_questions_differ_by_newcombes_interval() -> None:
     # Newcombe's first example
     found = unpaired(accuracy([1] * 56 + [0] * 14), accuracy([1] * 48 + [0] * 32))
-    assert (found.difference.low, found.difference.high) == pytest.approx(
-        (0.0524, 0.3339), abs=1e-4
-    )
+    ends = (found.difference.low, found.difference.high)
+    assert ends == pytest.approx((0.0524, 0.3339), abs=1e-4)
     assert found.difference.mean == pytest.approx(0.2) and found.p < 0.05
     assert unpaired(accuracy([1, 0]), accuracy([0, 1])).p == 1.0
 
@@ -277,12 +245,9 @@ def test_p_and_interval_of_an_unpaired_difference_agree(rows: list[tuple[int, in
 def test_the_detectable_effect_of_millers_example() -> None:
     # Section 5: 969 questions for 3 points
     assert detectable_effect(1 / 9, 969) == pytest.approx(0.03, abs=1e-5)
-    omega, sigma_a, sigma_b = 1 / 9, 1 / 6, 1 / 8
-    delta = detectable_effect(omega + sigma_a / 4 + sigma_b / 2, 500)
-    z = NormalDist().inv_cdf
-    assert (z(0.975) + z(0.8)) ** 2 * (
-        omega + sigma_a / 4 + sigma_b / 2
-    ) / delta**2 == pytest.approx(500)
+    spread = 1 / 9 + 1 / 6 / 4 + 1 / 8 / 2
+    z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
+    assert z**2 * spread / detectable_effect(spread, 500) ** 2 == pytest.approx(500)
 
 
 @given(st.integers(1, 7), st.data())
@@ -338,21 +303,3 @@ def exact_maj(right: int, wrong: int, invalid: int, k: int) -> float:
         rest = math.comb(wrong, others) * math.comb(invalid, k - right - others)
         share += Fraction(rest, (others + 1) * math.comb(right + wrong + invalid, k))
     return float(share)
-
-
-def test_maj_at_k_of_many_samples_agrees_with_drawn_subsets() -> None:
-    import random
-
-    votes, invalid, k = [(60, True), (55, False), *[(1, False)] * 100], 41, 64
-    samples = [place for place, (count, _) in enumerate(votes) for _ in range(count)] + [
-        -1
-    ] * invalid
-    rng, hits = random.Random(0), 0.0
-    for _ in range(2000):
-        counts: dict[int, int] = defaultdict(int)
-        for place in rng.sample(samples, k):
-            counts[place] += place >= 0
-        best = max(counts.values())
-        winners = [place for place, count in counts.items() if count == best]
-        hits += (0 in winners) / len(winners)
-    assert maj_at_k(votes, invalid, k) == pytest.approx(hits / 2000, abs=0.03)

@@ -72,7 +72,7 @@ def measured(runs: Sequence[FinishedRun], samples: int) -> tuple[Measurements, F
     _check_runs(runs)
     common = [name for name in runs[0].records if all(name in run.records for run in runs)]
     for source in runs:
-        if source.config["search._target_"] in SAMPLING:
+        if source.setting("search._target_") in SAMPLING:
             problems = [name for name in common if scored_samples(source, name, samples)]
             if problems:
                 break
@@ -85,13 +85,15 @@ def measured(runs: Sequence[FinishedRun], samples: int) -> tuple[Measurements, F
     for name in problems:
         chosen = scored_samples(source, name, samples)
         record = source.records[name]
-        verifier = record["usage"]["verifier_tokens"] * samples / len(record["branches"])
+        verifier = record["usage"].get("verifier_tokens", 0) * samples / len(record["branches"])
         ease.append(np.mean([branch["score"] for branch in chosen]))
         estimates.append(sum(branch["tokens"] for branch in chosen) + verifier)
     records = [[run.records[name] for run in runs] for name in problems]
     right = [[is_right(record) for record in row] for row in records]
     kinds = ("generated_tokens", "verifier_tokens")
-    spent = [[sum(record["usage"][kind] for kind in kinds) for record in row] for row in records]
+    spent = [
+        [sum(record["usage"].get(kind, 0) for kind in kinds) for record in row] for row in records
+    ]
     table = Measurements(
         np.array(ease), np.array(estimates), np.array(right, float), np.array(spent, float)
     )
@@ -103,7 +105,7 @@ def _check_runs(runs: Sequence[FinishedRun]) -> None:
     first = runs[0]
     for run in runs:
         for group in ("model", "dataset"):
-            name, usual = run.config[f"{group}.name"], first.config[f"{group}.name"]
+            name, usual = run.setting(f"{group}.name"), first.setting(f"{group}.name")
             if name != usual:
                 raise InvalidInput(
                     f"{run.folder} has {group} {name}, and {first.folder} has {usual}; give runs "
@@ -121,7 +123,7 @@ def _check_runs(runs: Sequence[FinishedRun]) -> None:
 def scored_samples(run: FinishedRun, problem: str, count: int) -> list[dict[str, Any]]:
     """The first scored samples of a problem by index, [] where there are too few."""
     branches = by_path(run.records[problem]["branches"])[:count]
-    if len(branches) < count or any(branch["score"] is None for branch in branches):
+    if len(branches) < count or any(branch.get("score") is None for branch in branches):
         return []
     return branches
 
@@ -198,12 +200,11 @@ def report(arguments: argparse.Namespace) -> str:
         budget = float((table.tokens + table.estimate[:, None]).max() + 1)
     worth = two_fold(table, arguments.bins, budget, arguments.seed)
     choice = fit(table, arguments.bins, budget)
-    search = source.settings["search"]
     sampling = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "aggregation")
     text = OmegaConf.to_yaml(
         {
             "_target_": "search.ComputeOptimal",
-            **{name: search[name] for name in sampling},
+            **{name: source.setting(f"search.{name}") for name in sampling},
             "n": arguments.samples,
             "edges": choice.edges,
             "strategies": [runs[i].settings["search"] for i in choice.strategies],

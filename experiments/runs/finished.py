@@ -47,6 +47,15 @@ class FinishedRun:
     def config(self) -> dict[str, Any]:
         return flat(self.settings)
 
+    def setting(self, name: str) -> Any:
+        """Raises InvalidInput where the configuration has none of that name."""
+        if name not in self.config:
+            raise InvalidInput(
+                f"{self.folder / 'config.yaml'} has no {name}: another version wrote it, or it is "
+                "damaged; run again under another run.name"
+            )
+        return self.config[name]
+
     @cached_property
     def problems(self) -> dict[str, str | None]:
         """A mark of each problem's question and gold answer; None where the records do not tell."""

@@ -164,16 +164,8 @@ FINGERPRINT = TypeAdapter(dict[str, dict[str, str]])
 
 WHOLE = {
     "tree": (
-        "own_tokens",
-        "id",
-        "parent",
-        "path",
-        "text",
-        "tokens",
-        "score",
-        "step_scores",
-        "status",
-        "start",
+        *("own_tokens", "id", "parent", "path", "text"),
+        *("tokens", "score", "step_scores", "status", "start"),
     ),
     "branches": ("text", "score"),
     "timing": ("host_to_device_bytes", "device_to_host_bytes", "wall_s", "finished_at"),

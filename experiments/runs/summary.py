@@ -222,7 +222,6 @@ def counts_line(counts: Mapping[str, int]) -> str:
 
 
 def is_tied(votes: Sequence[tuple[int, bool]]) -> bool:
-    """Whether several answers have the most votes."""
     counts = [count for count, _ in votes]
     return len(counts) > 1 and counts.count(max(counts)) > 1
 

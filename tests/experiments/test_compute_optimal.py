@@ -129,6 +129,30 @@ def test_what_cannot_be_fitted_is_named(words: list[str], message: str, folders:
         report(parsed([*folders, *words]))
 
 
+@pytest.mark.parametrize("key", ["dataset.name", "search._target_", "search.top_p"])
+def test_a_setting_that_is_not_there_is_named(key: str, folders: list[str]) -> None:
+    file = Path(folders[0]) / "config.yaml"
+    config = OmegaConf.load(file)
+    group, name = key.split(".")
+    del config[group][name]
+    OmegaConf.save(config, file)
+    with pytest.raises(
+        InvalidInput, match=rf"few/config\.yaml has no {key}: another version wrote"
+    ):
+        report(parsed([*folders, "--samples=2", "--bins=2"]))
+
+
+def test_records_of_other_versions_are_read_as_far_as_they_go(folders: list[str]) -> None:
+    file = Path(folders[0]) / "records.jsonl"
+    first, *others = map(json.loads, file.read_text().splitlines())
+    first["usage"] = {}
+    for branch in first["branches"]:
+        del branch["score"]
+    file.write_text("".join(json.dumps(record) + "\n" for record in (first, *others)))
+    text = report(parsed([*folders, "--samples=2", "--bins=2", f"--out={file.parent / 'o.yaml'}"]))
+    assert "39 problems of 40 with 2 scored samples" in text
+
+
 def test_runs_that_do_not_belong_together_are_named(folders: list[str], tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="give two or more folders"):
         report(parsed(folders[:1]))

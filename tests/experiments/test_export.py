@@ -17,7 +17,7 @@ from experiments.runs.problem_loop import run
 from tests.helpers.engines import make_engine
 from tests.helpers.records import candidate
 from tests.helpers.records import records as records_of
-from tests.helpers.run_files import record, save
+from tests.helpers.run_files import node, record, save
 from tests.helpers.runs import ROWS, composed
 from ttc import InvalidInput
 from ttc.sampling import random_key
@@ -99,6 +99,19 @@ def test_preferences_are_pairs_of_one_problem(tmp_path: Path) -> None:
     assert [(row["completion"], row["label"]) for row in marked][:5] == [
         ("a", False), ("c", True), ("b", True), ("d", False), ("e", False)
     ]  # fmt: skip
+
+
+ROOT = node(0, None, [], "", None, "root") | {"token_ids": [1], "logprobs": [None]}
+
+
+@pytest.mark.parametrize("tree", [[], [ROOT]])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_run_whose_problems_all_failed_has_nothing_to_write(
+    tmp_path: Path, tree: list[Any], form: str
+) -> None:
+    failed = record("p0", False, error="ContextExceeded: too long", tree=tree, branches=[])
+    with pytest.raises(InvalidInput, match="has a branch, so there is nothing to write; `error`"):
+        export(parsed([str(save(tmp_path, [failed])), "--format", form]))
 
 
 @pytest.mark.parametrize(

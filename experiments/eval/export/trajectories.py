@@ -24,13 +24,12 @@ def trajectories(run: FinishedRun) -> list[Row]:
     branch_key: the key of the leaf's random stream in hexadecimal digits.
     answer, correct, finish_reason: None for leaves that are no candidates, which nobody graded.
     chosen: whether the problem's answer is this one's.
-    Raises InvalidInput for a run that has not recorded its tokens.
+    Raises InvalidInput for a run that has not recorded its tokens, or has no leaf.
     """
     for record in run.records.values():
         check_whole(run.folder, record)
     roots = [record["tree"][0] for record in run.records.values() if record["tree"]]
-    bare = sum("token_ids" not in root for root in roots)
-    if bare or not roots:
+    if bare := sum("token_ids" not in root for root in roots):
         again = (
             "dataset.private=true keeps no tokens and no texts"
             if run.config.get("dataset.private")
@@ -40,7 +39,13 @@ def trajectories(run: FinishedRun) -> list[Row]:
         raise InvalidInput(
             f"records in {run.folder} that hold no token ids: {bare} of {len(run.records)}; {again}"
         )
-    return [row for record in run.records.values() for row in _rows(run, record)]
+    rows = [row for record in run.records.values() for row in _rows(run, record)]
+    if not rows:
+        raise InvalidInput(
+            f"no problem in {run.folder} has a branch, so there is nothing to write; `error` in "
+            "its records says why"
+        )
+    return rows
 
 
 def branch_key(seed: int, problem_id: str, path: Sequence[int]) -> int:

@@ -65,10 +65,10 @@ class AccessLog:
             await self.app(scope, receive, sent)
         finally:
             host, port = scope.get("client") or ("?", 0)
-            asked = f"{scope['method']} {scope['path']}"
+            request = f"{scope['method']} {scope['path']}"
             seconds = time.monotonic() - began
             line = "%s:%d %.200a %d %.3f s"
             if field := scope.get(REFUSED):
-                log.info(f"{line}, refused for %.100a", host, port, asked, status, seconds, field)
+                log.info(f"{line}, refused for %.100a", host, port, request, status, seconds, field)
             else:
-                log.info(line, host, port, asked, status, seconds)
+                log.info(line, host, port, request, status, seconds)

@@ -125,18 +125,18 @@ class Api:
         name = "unknown"
         names: Mapping[str, str] = {}
         try:
-            asked = read(kind, await body_of(request, self.max_body_bytes), self.ignore_unknown)
-            if isinstance(asked, ResponsesBody):
-                names = asked.names
-                body: Body = asked.as_chat()
+            received = read(kind, await body_of(request, self.max_body_bytes), self.ignore_unknown)
+            if isinstance(received, ResponsesBody):
+                names = received.names
+                body: Body = received.as_chat()
             else:
-                assert isinstance(asked, Body)
-                body = asked
+                assert isinstance(received, Body)
+                body = received
             name, search = self.offer.search(body)
             prepared = await asyncio.to_thread(self.preparer.prepare, body, name, search)
             reply = ServerReply(self.service.engine, prepared)
-            if isinstance(asked, ResponsesBody):
-                reply = ResponsesReply(self.service.engine, prepared, asked=asked)
+            if isinstance(received, ResponsesBody):
+                reply = ResponsesReply(self.service.engine, prepared, received=received)
             follow = body.stream and name == PLAIN and reply.follows
             tickets = [
                 Ticket(

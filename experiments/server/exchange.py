@@ -76,8 +76,8 @@ class Exchange:
                         for more in reply.more(index, field, text, written):
                             yield event(more)
                 if not ticket.follow and ticket.progress is not None and not ticket.ended:
-                    for told in reply.progressed(ticket.progress):
-                        yield event(told)
+                    for progressed in reply.progressed(ticket.progress):
+                        yield event(progressed)
             for last in self._last_events(ticket.outcome(), sent):
                 yield event(last)
         except Refusal as refusal:
@@ -91,7 +91,7 @@ class Exchange:
         reply = self.reply
         for index, choice in enumerate(reply.choices(result)):
             whole = self.tickets[0].follow and not choice.calls
-            parts = reply.streamed(choice.written.tokens) if whole else reply.said(choice)
+            parts = reply.streamed(choice.written.tokens) if whole else reply.parts(choice)
             for field, text in _news(sent[index], parts):
                 yield from reply.more(index, field, text, choice.written)
             yield from reply.ended(index, choice, result)

@@ -200,19 +200,19 @@ class FairDriver(Driver):
             return []
         under_way = len(self.active) + len(self.waiting) - len(waiting)
         count = self.admission.count(under_way, len(waiting))
-        held = Counter(
+        begun = Counter(
             origin.client for index, origin in self.origins.items() if index not in waiting
         )
         chosen: list[int] = []
         while waiting:
-            index = min(waiting, key=lambda index: held[self._origin(index).client])
+            index = min(waiting, key=lambda index: begun[self._origin(index).client])
             client = self._origin(index).client
-            extra = not held[client] and self.admission.has_room(under_way + len(chosen))
+            extra = not begun[client] and self.admission.has_room(under_way + len(chosen))
             if len(chosen) >= count and not extra:
                 break
             waiting.remove(index)
             chosen.append(index)
-            held[client] += 1
+            begun[client] += 1
         return chosen
 
     def _origin(self, index: int) -> Origin:

@@ -52,7 +52,7 @@ class Likely(NamedTuple):
         return {"token": self.text, "logprob": self.logprob, "bytes": self.bytes}
 
 
-class TokenTold(NamedTuple):
+class TokenLogprobs(NamedTuple):
     """A token of the answer, with the likeliest ones in its place. begin, end: of the answer's
     text, its characters."""
 
@@ -68,7 +68,7 @@ class TokenTold(NamedTuple):
 
 @dataclass(eq=False)
 class TokenTexts:
-    """The tokens of one answer with their texts, and how many of them a client has been told.
+    """The tokens of one answer with their texts, of which so many were `sent` to the client.
 
     The texts of all tokens are the answer's: a character of several tokens stands with its last
     one. Left out are special tokens, which are no part of the text, and tokens that were given and
@@ -76,8 +76,8 @@ class TokenTexts:
     """
 
     backend: Backend
-    told: list[TokenTold] = field(default_factory=list)
-    count: int = 0
+    entries: list[TokenLogprobs] = field(default_factory=list)
+    sent: int = 0
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     read: int = 0
@@ -99,14 +99,14 @@ class TokenTexts:
             likeliest = [
                 own if other == token else self._likely(other, logprob) for other, logprob in others
             ]
-            self.told.append(TokenTold(own, likeliest, begin, len(self.text)))
+            self.entries.append(TokenLogprobs(own, likeliest, begin, len(self.text)))
 
-    def up_to(self, end: int) -> list[TokenTold]:
-        """Those that have not been told and begin before this character of the text."""
-        first = self.count
-        while self.count < len(self.told) and self.told[self.count].begin < end:
-            self.count += 1
-        return self.told[first : self.count]
+    def up_to(self, end: int) -> list[TokenLogprobs]:
+        """Those that were not sent and begin before this character of the text."""
+        first = self.sent
+        while self.sent < len(self.entries) and self.entries[self.sent].begin < end:
+            self.sent += 1
+        return self.entries[first : self.sent]
 
     def _piece(self, last: bool) -> str:
         """What the newest token adds to the text: nothing where a character has no end yet."""
@@ -151,22 +151,23 @@ def token_bytes(tokenizer: Any, token: int) -> list[int] | None:
     if len(piece) == 6 and piece.startswith("<0x"):  # as SentencePiece writes a byte
         return [int(piece[3:5], 16)]
     letters = byte_letters()
-    known = all(letter in letters for letter in piece)
-    return [letters[letter] for letter in piece] if known else None
+    if not all(letter in letters for letter in piece):
+        return None
+    return [letters[letter] for letter in piece]
 
 
-def of_chat(told: Sequence[TokenTold]) -> dict[str, Any]:
-    return {"content": [token.shown() for token in told], "refusal": None}
+def of_chat(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    return {"content": [token.shown() for token in entries], "refusal": None}
 
 
-def of_completion(told: Sequence[TokenTold]) -> dict[str, Any]:
+def of_completion(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """The token that was drawn is among the likeliest ones."""
     return {
-        "tokens": [token.token.name for token in told],
-        "token_logprobs": [token.token.logprob for token in told],
+        "tokens": [token.token.name for token in entries],
+        "token_logprobs": [token.token.logprob for token in entries],
         "top_logprobs": [
             {likely.name: likely.logprob for likely in (*token.likeliest[::-1], token.token)}
-            for token in told
+            for token in entries
         ],
-        "text_offset": [token.begin for token in told],
+        "text_offset": [token.begin for token in entries],
     }

@@ -169,7 +169,7 @@ class Preparer:
     def _chat(self, body: ChatBody) -> tuple[list[str | list[int]], PromptTemplate]:
         try:
             messages = read_messages(
-                [message.model_dump(exclude_unset=True) for message in body.messages], "messages"
+                [message.as_message() for message in body.messages], "messages"
             )
         except InvalidInput as error:
             raise Refusal.of(error, "messages") from error

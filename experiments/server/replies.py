@@ -10,7 +10,13 @@ from math import isnan
 from typing import Any
 from uuid import uuid4
 
-from experiments.server.logprobs import TokensSoFar, TokenTexts, TokenTold, of_chat, of_completion
+from experiments.server.logprobs import (
+    TokenLogprobs,
+    TokensSoFar,
+    TokenTexts,
+    of_chat,
+    of_completion,
+)
 from experiments.server.offer import PLAIN
 from experiments.server.prepare import Prepared
 from experiments.server.refusal import Refusal
@@ -52,14 +58,14 @@ Event = dict[str, Any]
 class ServerReply:
     """How one request is answered: the whole of it, or one event after another.
 
-    told: of each choice, its tokens' log-probabilities, where a stream tells them.
+    token_texts: of each choice, where log-probabilities are asked for.
     """
 
     engine: Backend
     request: Prepared
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
-    told: dict[int, TokenTexts] = field(default_factory=dict)
+    token_texts: dict[int, TokenTexts] = field(default_factory=dict)
 
     @property
     def body(self) -> Body:
@@ -119,7 +125,7 @@ class ServerReply:
 
     # ------------------------------------------------------------ parts of a message
 
-    def said(self, choice: Choice) -> dict[str, str]:
+    def parts(self, choice: Choice) -> dict[str, str]:
         """The parts of a reply that has ended."""
         if not self.chat:
             return {"text": choice.text}
@@ -149,9 +155,9 @@ class ServerReply:
         """A text up to a stop string or a call, without what may begin one."""
         tools = self.request.config.tools
         stops = (*self.request.config.end, *(() if tools is None else tools.format.begins))
-        held = max(map(len, stops), default=1) - 1
+        longest = max(map(len, stops), default=1) - 1
         first = _first(stops, text)
-        return text[:first] if first < len(text) else text[: max(0, len(text) - held)]
+        return text[:first] if first < len(text) else text[: max(0, len(text) - longest)]
 
     @property
     def follows(self) -> bool:
@@ -160,8 +166,9 @@ class ServerReply:
         tools = self.request.config.tools
         if tools is None:
             return True
-        known = bool(tools.format.begins) and not tools.format.in_thoughts
-        return known and all(tool.run is None for tool in tools.tools.tools)
+        if not tools.format.begins or tools.format.in_thoughts:
+            return False
+        return all(tool.run is None for tool in tools.tools.tools)
 
     @property
     def _field(self) -> str:
@@ -176,27 +183,35 @@ class ServerReply:
             _numbered(index, self._content(choice), choice.finish_reason)
             for index, choice in enumerate(choices)
         ]
-        if self.body.kept_logprobs is not None:
-            for its, choice in zip(shown, choices, strict=True):
-                its["logprobs"] = self._shown(self._told(TokenTexts(self.engine), choice))
+        for index, choice in enumerate(choices):
+            shown[index]["logprobs"] = self._shown(self._last_logprobs(index, choice))
         kind = "chat.completion" if self.chat else "text_completion"
         return self._object(kind, shown) | {
             "usage": self.usage(results),
             "search": self.account(results),
         }
 
-    def _told(self, texts: TokenTexts, choice: Choice) -> list[TokenTold]:
-        """What is left to be told of the tokens of a choice."""
+    def _last_logprobs(self, index: int, choice: Choice) -> list[TokenLogprobs]:
+        """Those of the tokens of a choice that were not sent yet."""
+        if self.body.kept_logprobs is None:
+            return []
+        texts = self.token_texts.setdefault(index, TokenTexts(self.engine))
         texts.read_on(choice.written, ended=True)
         return texts.up_to(len(self.cut(self.engine.decode(choice.written.tokens))))
 
-    def _shown(self, told: Sequence[TokenTold]) -> dict[str, Any]:
-        return of_chat(told) if self.chat else of_completion(told)
+    def _shown(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        if self.body.kept_logprobs is None:
+            return None
+        return of_chat(logprobs) if self.chat else of_completion(logprobs)
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         if not self.chat:
             return {"text": choice.text}
-        message: dict[str, Any] = {"role": "assistant", "content": choice.answer}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": choice.answer,
+            "refusal": None,
+        }
         if choice.thought:
             message[REASONING] = choice.thought
         if choice.calls:
@@ -219,13 +234,14 @@ class ServerReply:
         """Text of a choice. field: of a message, what the text belongs to. written: all tokens so
         far."""
         piece = self._piece(index, text, field=field)
-        if self.body.kept_logprobs is not None:
-            piece["choices"][0]["logprobs"] = self._shown(self.newly_told(index, written))
+        piece["choices"][0]["logprobs"] = self._shown(self.new_logprobs(index, written))
         return [piece]
 
-    def newly_told(self, index: int, written: TokensSoFar) -> list[TokenTold]:
-        """The tokens of a choice that are sure to stay and were not told yet."""
-        texts = self.told.setdefault(index, TokenTexts(self.engine))
+    def new_logprobs(self, index: int, written: TokensSoFar) -> list[TokenLogprobs]:
+        """Those of the tokens of a choice that are sure to stay and were not sent yet."""
+        if self.body.kept_logprobs is None:
+            return []
+        texts = self.token_texts.setdefault(index, TokenTexts(self.engine))
         texts.read_on(written)
         text = self.engine.decode(written.tokens).rstrip("\ufffd")
         return texts.up_to(len(self._without_half_stop(text)))
@@ -245,22 +261,20 @@ class ServerReply:
         }
 
     def ended(self, index: int, choice: Choice, result: Result) -> list[Event]:
-        """The end of a choice whose text has been told."""
+        """The end of a choice whose text has been sent."""
         events = []
         if choice.calls:
             calls = [{"index": i, **self._called(call)} for i, call in enumerate(choice.calls)]
             events.append(self._chunk([_numbered(index, {"delta": {"tool_calls": calls}}, None)]))
         last = self._piece(index, "", choice.finish_reason) | {"search": self.account([result])}
-        if self.body.kept_logprobs is not None:
-            texts = self.told.setdefault(index, TokenTexts(self.engine))
-            last["choices"][0]["logprobs"] = self._shown(self._told(texts, choice))
+        last["choices"][0]["logprobs"] = self._shown(self._last_logprobs(index, choice))
         return [*events, last]
 
     def closing(self, result: Result) -> list[Event | str]:
         """The end of a stream: the usage, where it was asked for."""
-        asked = self.body.stream_options.include_usage
-        usage = self._chunk([]) | {"usage": self.usage([result])}
-        return [usage, DONE] if asked else [DONE]
+        if not self.body.stream_options.include_usage:
+            return [DONE]
+        return [self._chunk([]) | {"usage": self.usage([result])}, DONE]
 
     def failed(self, refusal: Refusal) -> list[Event]:
         return [refusal.body()]
@@ -281,7 +295,9 @@ class ServerReply:
         return self._chunk([_numbered(index, content, finish_reason)])
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._object("chat.completion.chunk" if self.chat else "text_completion", choices)
+        usage = {"usage": None} if self.body.stream_options.include_usage else {}
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return self._object(kind, choices) | usage
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -324,8 +340,8 @@ def _answer_tokens(branch: BranchRecord, tokens: Sequence[int]) -> int:
     """How many of the first tokens of a branch were generated, and belong to its answer. Given
     ones, as the end that is put after a thought, have no log-probability; where a backend knows
     none at all, all count as generated."""
-    known = sum(not isnan(value) for value in branch.logprobs[: len(tokens)])
-    return max(0, (known or len(tokens)) - branch.thinking_tokens)
+    generated = sum(not isnan(value) for value in branch.logprobs[: len(tokens)])
+    return max(0, (generated or len(tokens)) - branch.thinking_tokens)
 
 
 def _first(strings: Sequence[str], text: str) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import inf
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -24,13 +23,6 @@ from starlette.requests import ClientDisconnect, Request
 from experiments.server.access import log
 from experiments.server.refusal import CLIENT_LEFT, Refusal
 from ttc.checks import use_one_of
-
-NO_TOOLS: Mapping[str, Sequence[Any]] = {
-    "tools": ([],),
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True, False),
-}
-"""What may be said of tools where there can be none, as in completions."""
 
 BODY_S = 30
 """Seconds within which a request's body must have come."""
@@ -77,21 +69,20 @@ def _is_tokens(value: Any) -> bool:
     )
 
 
-@dataclass(frozen=True, eq=False)  # as False equals 0
-class Only:
+def only(accepted: Any, way_out: str = "leave it out") -> AfterValidator:
     """For a field that is not offered: it is taken with the value that asks for nothing."""
 
-    value: Any
-    way_out: str = "leave it out"
+    def check(value: Any) -> Any:
+        if not same(value, accepted):
+            raise ValueError(f"not offered here; {way_out}")
+        return value
 
-    def __call__(self, given: Any) -> Any:
-        if given != self.value or isinstance(given, bool) != isinstance(self.value, bool):
-            raise ValueError(f"not offered here; {self.way_out}")
-        return given
+    return AfterValidator(check)
 
 
-def only(value: Any, *way_out: str) -> AfterValidator:
-    return AfterValidator(Only(value, *way_out))
+def same(value: Any, accepted: Any) -> bool:
+    """As JSON has it, where false is not 0."""
+    return bool(value == accepted) and isinstance(value, bool) is isinstance(accepted, bool)
 
 
 Plain = Annotated[Any, AfterValidator(_plain)]
@@ -111,13 +102,13 @@ class Fields(BaseModel):
         """Also without unknown fields, where there is a context, which has their names then."""
         if not isinstance(fields, dict):
             return fields
-        known = {field.alias or name: field for name, field in cls.model_fields.items()}
-        takes_null = {name for name, field in known.items() if field.default is None}
-        given = {n: v for n, v in fields.items() if v is not None or n in takes_null}
+        own = {field.alias or name: field for name, field in cls.model_fields.items()}
+        takes_null = {name for name, field in own.items() if field.default is None}
+        fields = {n: v for n, v in fields.items() if v is not None or n in takes_null}
         if info.context is None or cls.model_config["extra"] == "ignore":
-            return given
-        info.context.update(dict.fromkeys(name for name in given if name not in known))
-        return {name: value for name, value in given.items() if name in known}
+            return fields
+        info.context.update(dict.fromkeys(name for name in fields if name not in own))
+        return {name: value for name, value in fields.items() if name in own}
 
 
 class Strict(Fields):
@@ -130,11 +121,21 @@ class Lenient(Fields):
     model_config = ConfigDict(extra="ignore")
 
 
-class ContentPart(Lenient):
-    """A piece of a message."""
+class TextPart(Lenient):
+    """A piece of a message. What the assistant has refused is among its words."""
 
-    type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refusal_is_text(cls, part: Any) -> Any:
+        if isinstance(part, dict) and part.get("type") == "refusal":
+            return {"type": "text", "text": part.get("refusal")}
+        return part
+
+
+class ContentPart(TextPart):
+    type: Literal["text"]
 
 
 class FunctionDefinition(Lenient):
@@ -172,6 +173,7 @@ class ChatMessage(Lenient):
     """A message of a chat. `developer` is today's name of `system`.
 
     tool_calls: of the assistant. tool_call_id, name: which of them a tool's message answers.
+    refusal: the assistant's words, where it has no others.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -179,12 +181,21 @@ class ChatMessage(Lenient):
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    refusal: str | None = None
+    audio: Annotated[Any, only(None)] = None
+    function_call: Annotated[Any, only(None, "give tool_calls in its place")] = None
 
     @model_validator(mode="after")
     def _null_of_the_assistant_alone(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"the {self.role}'s content is null; send a text")
         return self
+
+    def as_message(self) -> dict[str, Any]:
+        """As `ttc.text.conversation.read_messages` takes it."""
+        beside = {"refusal", "audio", "function_call"}
+        message = self.model_dump(exclude_unset=True, exclude=beside)
+        return message | ({"content": self.refusal} if self.refusal and not self.content else {})
 
 
 class StreamOptions(Strict):
@@ -198,7 +209,7 @@ class StreamOptions(Strict):
 class NamedSchema(Lenient):
     """A JSON schema. Answers keep to it whether `strict` asks for it or not."""
 
-    asked: dict[str, Any] | None = Field(None, alias="schema")
+    definition: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class ResponseFormat(Strict):
@@ -211,7 +222,7 @@ class ResponseFormat(Strict):
     def _schema_is_there(self) -> ResponseFormat:
         if (self.json_schema is None) is (self.type == "json_schema"):
             raise ValueError("give json_schema with type=json_schema, and with no other")
-        if self.json_schema is not None and self.json_schema.asked is None:
+        if self.json_schema is not None and self.json_schema.definition is None:
             raise ValueError("json_schema holds no schema; give one as json_schema.schema")
         return self
 
@@ -219,7 +230,7 @@ class ResponseFormat(Strict):
     def schema_option(self) -> Any:
         """As `search.solve` takes it."""
         if self.json_schema is not None:
-            return self.json_schema.asked
+            return self.json_schema.definition
         return True if self.type == "json_object" else None
 
 
@@ -257,39 +268,41 @@ class Common(Strict):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     request_id: Any = None
-
-    # not offered: taken where they ask for nothing
-    add_generation_prompt: Annotated[Any, only(True)] = True
-    background: Annotated[Any, only(False)] = False
-    bad_words: Annotated[Any, only([])] = []
-    best_of: Annotated[Any, only(1)] = 1
-    continue_final_message: Annotated[Any, only(False)] = False
-    echo: Annotated[Any, only(False)] = False
-    frequency_penalty: Annotated[Any, only(0)] = 0
-    function_call: Annotated[Any, only("none")] = "none"
-    functions: Annotated[Any, only([])] = []
-    ignore_eos: Annotated[Any, only(False)] = False
-    include_reasoning: Annotated[Any, only(True)] = True
-    include_stop_str_in_output: Annotated[Any, only(False)] = False
-    length_penalty: Annotated[Any, only(1)] = 1
-    logit_bias: Annotated[Any, only({})] = {}
-    min_tokens: Annotated[Any, only(0)] = 0
-    modalities: Annotated[Any, only(["text"])] = ["text"]
-    presence_penalty: Annotated[Any, only(0)] = 0
     previous_response_id: Annotated[
         Any, only(None, "nothing is stored, so send the whole conversation as input")
     ] = None
-    priority: Annotated[Any, only(0)] = 0
-    return_token_ids: Annotated[Any, only(False)] = False
-    return_tokens_as_token_ids: Annotated[Any, only(False)] = False
-    separate_reasoning: Annotated[Any, only(True)] = True
-    skip_special_tokens: Annotated[Any, only(True)] = True
-    spaces_between_special_tokens: Annotated[Any, only(True)] = True
-    stop_token_ids: Annotated[Any, only([])] = []
-    suffix: Annotated[Any, only("")] = ""
-    truncation: Annotated[Any, only("disabled")] = "disabled"
-    use_beam_search: Annotated[Any, only(False)] = False
-    verbosity: Annotated[Any, only("medium")] = "medium"
+
+    nothing: ClassVar[dict[str, Any]] = {
+        "add_generation_prompt": True,
+        "background": False,
+        "bad_words": [],
+        "best_of": 1,
+        "continue_final_message": False,
+        "echo": False,
+        "frequency_penalty": 0,
+        "function_call": "none",
+        "functions": [],
+        "ignore_eos": False,
+        "include_reasoning": True,
+        "include_stop_str_in_output": False,
+        "length_penalty": 1,
+        "logit_bias": {},
+        "min_tokens": 0,
+        "modalities": ["text"],
+        "presence_penalty": 0,
+        "priority": 0,
+        "return_token_ids": False,
+        "return_tokens_as_token_ids": False,
+        "separate_reasoning": True,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "stop_token_ids": [],
+        "suffix": "",
+        "truncation": "disabled",
+        "use_beam_search": False,
+        "verbosity": "medium",
+    }
+    """What is not offered: it is taken with the value that asks for nothing."""
 
 
 class Body(Common):
@@ -346,9 +359,10 @@ class ChatBody(Body):
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
-    add_special_tokens: Annotated[Any, only(False)] = False
     max_completion_tokens: Limit | None = None
     chat_template_kwargs: dict[str, Plain] = {}
+
+    nothing: ClassVar = Common.nothing | {"add_special_tokens": False}
 
     @model_validator(mode="after")
     def _fields_that_need_others(self) -> ChatBody:
@@ -384,12 +398,16 @@ class CompletionBody(Body):
         Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
         BeforeValidator(lambda value: None if value is False else value),
     ] = None
-    add_special_tokens: Annotated[Any, only(True)] = True
+    tools: Annotated[Any, only([])] = []
+    tool_choice: Literal["auto", "none"] = "none"
+    parallel_tool_calls: bool = False
+
+    nothing: ClassVar = Common.nothing | {"add_special_tokens": True}
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        given: Any = self.prompt
-        return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
 
     @property
     def kept_logprobs(self) -> int | None:
@@ -441,30 +459,30 @@ def read(kind: type[B], data: bytes, ignore_unknown: bool = False) -> B:
     """
     must = f"send an object with {' and '.join(required(kind))}"
     try:
-        given = from_json(data)
+        fields = from_json(data)
     except ValueError as error:
         raise Refusal(400, f"the body is no JSON that can be read: {error}; {must}") from error
-    if not isinstance(given, dict):
-        raise Refusal(400, f"the body is {type(given).__name__}; {must}")
-    given = {
-        name: value
-        for name, value in given.items()
-        if name in kind.model_fields or value not in NO_TOOLS.get(name, ())
-    }
+    if not isinstance(fields, dict):
+        raise Refusal(400, f"the body is {type(fields).__name__}; {must}")
+    for name in [name for name in fields if name in kind.nothing]:
+        value = fields.pop(name)
+        if value is not None and not same(value, kind.nothing[name]):
+            message = f"{name}={shown(value)}: not offered here; leave it out"
+            raise Refusal(400, message, param=name)
     passed_over: dict[str, None] | None = {} if ignore_unknown else None
-    body = validated(kind, given, passed_over)
+    body = validated(kind, fields, passed_over)
     if passed_over:
         log.info("passed over, as no request has them: %.200a", ", ".join(passed_over))
     return body
 
 
 def validated(
-    kind: type[B], given: Mapping[str, Any], passed_over: dict[str, None] | None = None
+    kind: type[B], fields: Mapping[str, Any], passed_over: dict[str, None] | None = None
 ) -> B:
     """Raises Refusal for a field that is wrong or unknown. passed_over: takes the names of unknown
     ones, which are no fault then."""
     try:
-        return kind.model_validate(given, context=passed_over)
+        return kind.model_validate(fields, context=passed_over)
     except ValidationError as errors:
         # of the types that a value may have, the error within one says most
         first = max(errors.errors(), key=_depth)
@@ -480,8 +498,8 @@ def validated(
     elif first["type"] == "literal_error" and name.endswith(".type"):
         message = f"{name}={shown(first['input'])} is not taken; use {first['ctx']['expected']}"
     elif first["type"] == "extra_forbidden":
-        fields = f", or {use_one_of(name, kind.model_fields)}" if len(first["loc"]) == 1 else ""
-        message = f"{name} is not offered here; leave it out{fields}"
+        others = f", or {use_one_of(name, kind.model_fields)}" if len(first["loc"]) == 1 else ""
+        message = f"{name} is not offered here; leave it out{others}"
     elif first["type"] == "missing":
         message = f"{name} is missing; the request must hold it"
     raise Refusal(400, message, param=name)
@@ -516,7 +534,8 @@ def _names(error: ErrorDetails) -> list[str]:
     types = {"str", "message", "function_call", "function_call_output"}
     types |= {kind.__name__ for of in (Strict, Lenient) for kind in of.__subclasses__()}
     path = error["loc"]
-    sure = {0, len(path) - 1 if error["type"] in ("extra_forbidden", "missing") else 0}
+    of_field = error["type"] in ("extra_forbidden", "missing", "value_error")
+    sure = {0, len(path) - 1 if of_field else 0}
     return [
         str(part)
         for place, part in enumerate(path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from experiments.server.logprobs import TokensSoFar, TokenTexts, TokenTold
+from experiments.server.logprobs import TokenLogprobs, TokensSoFar
 from experiments.server.refusal import Refusal
 from experiments.server.replies import CONTENT, REASONING, Choice, Event, ServerReply
 from experiments.server.responses_request import ResponsesBody
@@ -24,13 +24,13 @@ class OutputItem:
     """A thought or a message, which is one text.
 
     name: the field of a chat's message that holds its text. number: its place in the
-    output. told: the log-probabilities of its tokens.
+    output. logprobs: of its tokens.
     """
 
     name: str
     number: int
     text: str = ""
-    told: list[TokenTold] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     id: str = field(default_factory=lambda: uuid4().hex)
 
     @property
@@ -40,7 +40,7 @@ class OutputItem:
     def part(self, text: str) -> dict[str, Any]:
         part: dict[str, Any] = {"type": KINDS[self.name], "text": text}
         if self.name == CONTENT:
-            part |= {"annotations": [], "logprobs": [told.shown() for told in self.told]}
+            part |= {"annotations": [], "logprobs": shown(self.logprobs)}
         return part
 
     def shown(self, status: str) -> dict[str, Any]:
@@ -55,11 +55,11 @@ class OutputItem:
 class ResponsesReply(ServerReply):
     """How one request is answered. Its events are numbered from 0.
 
-    asked: the request. items, calls: the output so far; the last of the items may go on.
+    received: the request. items, calls: the output so far; the last of the items may go on.
     numbers: one for each event that was sent.
     """
 
-    asked: ResponsesBody = field(kw_only=True)
+    received: ResponsesBody = field(kw_only=True)
     items: list[OutputItem] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
@@ -69,24 +69,24 @@ class ResponsesReply(ServerReply):
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
         (choice,) = self.choices(result)
-        for name, text in self.said(choice).items():
+        for name, text in self.parts(choice).items():
             if text:
                 self.items.append(OutputItem(name, len(self.items), text))
-        self._tell_rest(choice)
+        self._add_last_logprobs(choice)
         self.calls.extend(map(self._function_call, choice.calls))
         return self._response(choice, result)
 
-    def _tell_rest(self, choice: Choice) -> None:
-        """The log-probabilities that have not been told stand with the last words."""
-        if self.body.kept_logprobs is not None and self.items:
-            texts = self.told.setdefault(0, TokenTexts(self.engine))
-            self.items[-1].told.extend(self._told(texts, choice))
+    def _add_last_logprobs(self, choice: Choice) -> None:
+        """The log-probabilities that were not sent yet stand with the last words."""
+        if self.items:
+            self.items[-1].logprobs += self._last_logprobs(0, choice)
 
     def _response(
         self, choice: Choice | None = None, result: Result | None = None
     ) -> dict[str, Any]:
         """The response as it is; without a choice it has only begun."""
-        asked = self.asked.model_dump(exclude_none=True)
+        body = self.received
+        sent = body.model_dump(exclude_none=True)
         cut = choice is not None and choice.finish_reason == "length"
         status = "in_progress" if choice is None else "incomplete" if cut else "completed"
         ended = "incomplete" if cut else "completed"
@@ -97,20 +97,20 @@ class ResponsesReply(ServerReply):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "instructions": self.asked.instructions,
-            "max_output_tokens": self.asked.max_output_tokens,
-            "metadata": self.asked.metadata or {},
-            "model": self.asked.model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": body.model,
             "output": [item.shown(ended) for item in self.items] + self.calls,
-            "parallel_tool_calls": self.asked.parallel_tool_calls,
+            "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": self.asked.reasoning.effort, "summary": None},
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "store": False,
-            "temperature": self.asked.temperature,
-            "text": self.asked.text.model_dump(exclude_none=True, by_alias=True),
-            "tool_choice": asked["tool_choice"],
-            "tools": asked["tools"],
-            "top_p": self.asked.top_p,
+            "temperature": body.temperature,
+            "text": body.text.model_dump(exclude_none=True, by_alias=True),
+            "tool_choice": sent["tool_choice"],
+            "tools": sent["tools"],
+            "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,
         }
@@ -157,33 +157,28 @@ class ResponsesReply(ServerReply):
             events.append(self._of_part(item, "content_part.added", part=item.part("")))
         item = self.items[-1]
         item.text += text
-        told: dict[str, Any] = {}
+        logprobs: dict[str, Any] = {}
         if field == CONTENT:
-            told = {"logprobs": [token.shown() for token in self._newly_told(item, index, written)]}
-        return [*events, self._of_part(item, f"{KINDS[field]}.delta", delta=text, **told)]
-
-    def _newly_told(self, item: OutputItem, index: int, written: TokensSoFar) -> list[TokenTold]:
-        if self.body.kept_logprobs is None:
-            return []
-        told = self.newly_told(index, written)
-        item.told.extend(told)
-        return told
+            new = self.new_logprobs(index, written)
+            item.logprobs += new
+            logprobs = {"logprobs": shown(new)}
+        return [*events, self._of_part(item, f"{KINDS[field]}.delta", delta=text, **logprobs)]
 
     def progressed(self, progress: Progress) -> list[Event]:
         return [self._event("in_progress", response=self._response()) | self.progress(progress)]
 
     def ended(self, index: int, choice: Choice, result: Result) -> list[Event]:
-        self._tell_rest(choice)
+        self._add_last_logprobs(choice)
         events = self._item_ends("incomplete" if choice.finish_reason == "length" else "completed")
         for number, call in enumerate(map(self._function_call, choice.calls), len(self.items)):
             self.calls.append(call)
             begun = call | {"status": "in_progress", "arguments": ""}
             of: dict[str, Any] = {"item_id": call["id"], "output_index": number}
-            given, name = call["arguments"], call["name"]
+            arguments, name = call["arguments"], call["name"]
             events += [
                 self._event("output_item.added", output_index=number, item=begun),
-                self._event("function_call_arguments.delta", **of, delta=given),
-                self._event("function_call_arguments.done", **of, arguments=given, name=name),
+                self._event("function_call_arguments.delta", **of, delta=arguments),
+                self._event("function_call_arguments.done", **of, arguments=arguments, name=name),
                 self._event("output_item.done", output_index=number, item=call),
             ]
         response = self._response(choice, result)
@@ -203,11 +198,9 @@ class ResponsesReply(ServerReply):
         if not self.items:
             return []
         item = self.items[-1]
-        told: dict[str, Any] = {}
-        if item.name == CONTENT:
-            told = {"logprobs": [token.shown() for token in item.told]}
+        logprobs = {"logprobs": shown(item.logprobs)} if item.name == CONTENT else {}
         return [
-            self._of_part(item, f"{KINDS[item.name]}.done", text=item.text, **told),
+            self._of_part(item, f"{KINDS[item.name]}.done", text=item.text, **logprobs),
             self._of_part(item, "content_part.done", part=item.part(item.text)),
             self._of_item(item, "output_item.done", item=item.shown(status)),
         ]
@@ -221,3 +214,7 @@ class ResponsesReply(ServerReply):
     def _event(self, name: str, /, **more: Any) -> Event:
         self.numbers.append(len(self.numbers))
         return {"type": f"response.{name}", "sequence_number": self.numbers[-1], **more}
+
+
+def shown(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    return [one.shown() for one in logprobs]

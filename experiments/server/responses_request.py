@@ -14,6 +14,7 @@ from experiments.server.requests import (
     Lenient,
     Limit,
     Strict,
+    TextPart,
     validated,
 )
 
@@ -21,9 +22,8 @@ LOGPROBS = "message.output_text.logprobs"
 """Of `include`: tells the log-probabilities of the answer's tokens."""
 
 
-class InputPart(Lenient):
+class InputPart(TextPart):
     type: Literal["input_text", "output_text", "text"]
-    text: str
 
 
 class InputMessage(Lenient):
@@ -112,16 +112,16 @@ class FormatSettings(Lenient):
     """A schema stands beside its type, other than in chats."""
 
     type: Literal["text", "json_object", "json_schema"]
-    asked: dict[str, Any] | None = Field(None, alias="schema")
+    definition: dict[str, Any] | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _schema_is_there(self) -> FormatSettings:
-        if (self.asked is None) is (self.type == "json_schema"):
+        if (self.definition is None) is (self.type == "json_schema"):
             raise ValueError("give schema with type=json_schema, and with no other")
         return self
 
     def as_chat(self) -> dict[str, Any]:
-        schema = {} if self.asked is None else {"json_schema": {"schema": self.asked}}
+        schema = {} if self.definition is None else {"json_schema": {"schema": self.definition}}
         return {"type": self.type, **schema}
 
 
@@ -134,7 +134,6 @@ class ResponsesBody(Common):
     """A body of /v1/responses.
 
     input: the user's text, or a conversation. instructions: a system message before it.
-    top_logprobs: counts where `include` asks for log-probabilities.
     """
 
     input: str | Annotated[list[InputItem], Field(min_length=1)]
@@ -157,6 +156,12 @@ class ResponsesBody(Common):
     }
     """What a field of a chat is called here."""
 
+    @model_validator(mode="after")
+    def _alternatives_of_what_is_told(self) -> ResponsesBody:
+        if self.top_logprobs and LOGPROBS not in self.include:
+            raise ValueError(f"top_logprobs={self.top_logprobs} needs include=[{LOGPROBS!r}]")
+        return self
+
     def as_chat(self) -> ChatBody:
         """The same request of a chat. Raises Refusal where it cannot be one."""
         chat: dict[str, Any] = {
@@ -174,7 +179,7 @@ class ResponsesBody(Common):
             "reasoning_effort": self.reasoning.effort,
             "response_format": self.text.format.as_chat(),
             "logprobs": LOGPROBS in self.include,
-            "top_logprobs": self.top_logprobs if LOGPROBS in self.include else 0,
+            "top_logprobs": self.top_logprobs,
         }
         if isinstance(self.tool_choice, NamedResponseTool):
             chat["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}

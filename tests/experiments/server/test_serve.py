@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
-import torch
-
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
 
 import httpx2
 import openai
+import pytest
+import torch
 
 from search import BestOfN, SelfConsistency, solve
 from tests.helpers.models import small
@@ -23,13 +18,6 @@ from ttc.text.conversation import Conversation
 from ttc.text.prompt import PromptTemplate
 
 PROMPT = "s:be kind\nu:12 + 3\na:"
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Running]:
-    with running() as found:
-        yield found
-        found.wait_until_free()
 
 
 # ---------------------------------------------------------------- answers

@@ -8,22 +8,18 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2
 import numpy as np
+import openai
 import pytest
 import torch
 
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
-
-import httpx2
-import openai
-
 from experiments.server.logprobs import TokensSoFar, TokenTexts, of_completion, token_bytes
-from search import BestOfN, SelfConsistency, solve
+from experiments.server.requests import ChatBody, CompletionBody
+from search import BestOfN, solve
 from tests.helpers.chat_server import served
 from tests.helpers.models import small
 from tests.helpers.own_server import ENDLESS, Asks, Running, make_engine, running, said
@@ -31,13 +27,6 @@ from tests.helpers.thinking import TURNS, thinker
 from tests.helpers.tokenizers import EOS
 from ttc.text.conversation import Conversation
 from ttc.text.prompt import PromptTemplate
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Running]:
-    with running() as found:
-        yield found
-        found.wait_until_free()
 
 
 def posted(found: Running, path: str, **body: Any) -> Any:
@@ -48,26 +37,9 @@ def posted(found: Running, path: str, **body: Any) -> Any:
 
 # ---------------------------------------------------------------- fields that ask for nothing
 
-NOTHING: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "top_k": -1,
-    "length_penalty": 1.0,
-    "ignore_eos": False,
-    "skip_special_tokens": True,
-    "min_tokens": 0,
-    "use_beam_search": False,
-    "stop_token_ids": [],
-    "bad_words": [],
-    "include_stop_str_in_output": False,
-    "spaces_between_special_tokens": True,
-    "return_token_ids": False,
-    "return_tokens_as_token_ids": False,
-    "priority": 0,
-    "echo": False,
-    "best_of": 1,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0,
-    "logit_bias": {},
     "logprobs": False,
     "min_p": 0.0,
     "top_p": 1.0,
@@ -75,34 +47,27 @@ NOTHING: dict[str, Any] = {
     "stop": [],
     "user": "someone",
     "request_id": "7",
-    "prompt_logprobs": None,
-    "truncate_prompt_tokens": None,
-    "guided_json": None,
-}
-NOTHING_OF_CHATS: dict[str, Any] = {
-    "add_generation_prompt": True,
-    "continue_final_message": False,
-    "add_special_tokens": False,
-    "modalities": ["text"],
-    "functions": [],
-    "function_call": "none",
-    "tools": [],
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "top_logprobs": 0,
-    "response_format": {"type": "text"},
-    "verbosity": "medium",
-    "include_reasoning": True,
-    "separate_reasoning": True,
     "store": False,
     "metadata": {},
+    "tools": [],
+    "tool_choice": "none",
+    "parallel_tool_calls": False,
+    "response_format": {"type": "text"},
+    "prompt_logprobs": None,
+    "guided_json": None,
 }
-NOTHING_OF_COMPLETIONS: dict[str, Any] = {"suffix": "", "add_special_tokens": True}
+DEFAULTS_OF_CHATS = {
+    "tool_choice": "auto",
+    "top_logprobs": 0,
+    "chat_template_kwargs": {"enable_thinking": False},
+}
 CASES = [
-    *(("chat/completions", {name: value}) for name, value in NOTHING.items()),
-    *(("chat/completions", {name: value}) for name, value in NOTHING_OF_CHATS.items()),
-    *(("completions", {name: value}) for name, value in NOTHING.items()),
-    *(("completions", {name: value}) for name, value in NOTHING_OF_COMPLETIONS.items()),
+    *(
+        ("completions", {name: value})
+        for name, value in (CompletionBody.nothing | DEFAULTS).items()
+    ),
+    *(("chat/completions", {name: value}) for name, value in (ChatBody.nothing | DEFAULTS).items()),
+    *(("chat/completions", {name: value}) for name, value in DEFAULTS_OF_CHATS.items()),
 ]
 
 
@@ -123,71 +88,29 @@ def test_each_value_that_asks_for_nothing_changes_nothing(shared: Running) -> No
             assert found == plain[path]["choices"], more
 
 
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+ASKED = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 5, "temperature": 0}
+PARTS = {"messages": [{"role": "user", "content": [{"type": "text", "text": "go"}]}]}
+TYPED = {"messages": [{"role": "user", "content": "go", "type": "text"}]}
 AS_SENT: dict[str, tuple[str, dict[str, Any]]] = {
     # as these clients' sources have it
     "vllm bench serve, openai": (
         "completions",
-        {
-            "prompt": "go",
-            "temperature": 0.0,
-            "repetition_penalty": 1.0,
-            "max_tokens": 5,
-            "logprobs": None,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
+        STREAMED | {"prompt": "go", "temperature": 0.0, "max_tokens": 5, "logprobs": None},
     ),
     "vllm bench serve, openai-chat": (
         "chat/completions",
-        {
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "go"}]}],
-            "max_completion_tokens": 5,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "ignore_eos": False,
-            "temperature": 0.0,
-        },
+        STREAMED | PARTS | {"max_completion_tokens": 5, "ignore_eos": False, "temperature": 0.0},
     ),
-    "langchain-openai": (
-        "chat/completions",
-        {
-            "messages": [{"content": "go", "role": "user"}],
-            "max_completion_tokens": 5,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0.7,
-        },
-    ),
-    "litellm": (
-        "chat/completions",
-        {
-            "messages": [{"role": "user", "content": "go"}],
-            "max_tokens": 5,
-            "temperature": 1,
-            "frequency_penalty": 0,
-            "presence_penalty": 0,
-            "user": "",
-        },
-    ),
+    "langchain-openai": ("chat/completions", ASKED | STREAMED | {"temperature": 0.7}),
+    "litellm": ("chat/completions", ASKED | {"frequency_penalty": 0, "user": ""}),
     "lm-eval local-completions": (
         "completions",
-        {
-            "prompt": [[103, 111], [97, 98, 99]],
-            "max_tokens": 5,
-            "temperature": 0,
-            "stop": ["Question:", "</s>"],
-            "seed": 1234,
-        },
+        {"prompt": [[103, 111], [97, 98, 99]], "stop": ["Question:", "</s>"], "seed": 1234},
     ),
     "lm-eval local-chat-completions": (
         "chat/completions",
-        {
-            "messages": [{"role": "user", "content": "go", "type": "text"}],
-            "max_tokens": 5,
-            "temperature": 0,
-            "stop": ["Question:"],
-            "seed": 1234,
-        },
+        ASKED | TYPED | {"stop": ["Question:"], "seed": 1234},
     ),
 }
 
@@ -422,7 +345,7 @@ def test_the_likeliest_tokens_have_names_of_their_own_in_completions() -> None:
     texts = TokenTexts(OfBytes())  # type: ignore[arg-type]
     others = [(0xC3, -0.5), (0xE6, -1.0), (0xF0, -1.5), (256, -2.0), (97, -2.5)]
     texts.read_on(TokensSoFar([0xE6], [-1.0], {0: others}))
-    told = of_completion(texts.told)
+    told = of_completion(texts.entries)
     (likeliest,) = told["top_logprobs"]
     assert list(likeliest.items())[::-1] == sorted(likeliest.items(), key=lambda pair: -pair[1])
     assert set(likeliest) == {r"bytes:\xc3", r"bytes:\xe6", r"bytes:\xf0", "<end>", "a"}
@@ -432,9 +355,9 @@ def test_the_likeliest_tokens_have_names_of_their_own_in_completions() -> None:
 def test_a_token_that_cannot_be_is_told_as_a_number_that_json_has() -> None:
     texts = TokenTexts(OfBytes())  # type: ignore[arg-type]
     texts.read_on(TokensSoFar([97], [-0.5], {3: [(97, -0.5), (98, float("-inf"))]}, start=3))
-    ((told,), rows) = texts.told, [token.shown() for token in texts.told]
+    ((told,), rows) = texts.entries, [token.shown() for token in texts.entries]
     assert [likely.logprob for likely in told.likeliest] == [-0.5, -9999.0]
-    assert "Infinity" not in json.dumps([rows, of_completion(texts.told)])
+    assert "Infinity" not in json.dumps([rows, of_completion(texts.entries)])
 
 
 # ---------------------------------------------------------------- efforts
@@ -553,12 +476,3 @@ def test_a_server_without_work_says_that_it_stops(caplog: pytest.LogCaptureFixtu
         found.web.handle_exit(signal.SIGTERM, None)
         found.thread.join(200)
     assert "stopping: nothing is under way" in caplog.messages
-
-
-def test_votes_of_samples_with_a_penalty_are_the_librarys(shared: Running) -> None:
-    ask: dict[str, Any] = {"model": "tiny+self_consistency", "prompt": "12", "seed": 4}
-    template = PromptTemplate("{question}", raw=True)
-    search = SelfConsistency(n=3, max_tokens=8, repetition_penalty=1.4)
-    right = solve(search, problem="12", engine=make_engine(), seed=4, template=template)
-    reply = posted(shared, "completions", **ask, repetition_penalty=1.4)
-    assert right.best is not None and reply["choices"][0]["text"] == right.best.text

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
-
 from experiments.server.fair_driver import LEAST_ROWS, PASS_S, FairDriver, PassPace
 from search import BestOfN, Greedy, Search, SelfConsistency, solve
 from search.config import SearchConfig

@@ -11,26 +11,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette")
-
-from pydantic import AfterValidator
-from pydantic.fields import FieldInfo
-
 from experiments.server.refusal import Refusal
-from experiments.server.requests import ChatBody, Common, CompletionBody, Only, read
+from experiments.server.requests import ChatBody, Common, CompletionBody, read
 from experiments.server.responses_request import ResponsesBody
 
 PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
-FIELDS: dict[str, list[FieldInfo]] = {}
-for kind in (CompletionBody, ChatBody, ResponsesBody):
-    for name, field in kind.model_fields.items():
-        FIELDS.setdefault(name, []).append(field)
-
-
-def asks_for_nothing(field: FieldInfo) -> list[Any]:
-    """The value with which alone a field is taken, as JSON; [] for other fields."""
-    given = [part.func for part in field.metadata if isinstance(part, AfterValidator)]
-    return [json.dumps(rule.value) for rule in given if isinstance(rule, Only)]
 
 
 def test_the_table_has_every_field_that_does_something() -> None:
@@ -38,18 +23,15 @@ def test_the_table_has_every_field_that_does_something() -> None:
     rows = [line.split("|")[1] for line in table.strip().splitlines()[1:]]
     told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert len(told) == len(set(told))
-    served = {name for name, of in FIELDS.items() if not any(map(asks_for_nothing, of))}
-    assert set(told) == served
+    fields = {name for kind in LEAST for name in kind.model_fields}
+    assert set(told) == fields - {"previous_response_id"}
 
 
 def test_the_list_has_every_field_that_is_taken_with_one_value_and_that_value() -> None:
     listed = PAGE.partition("asks for nothing, and else refused:")[2].partition("\n\n")[0]
-    told = dict(re.findall(r"`(\w+): ([^`]+)`", listed))
-    values = {name: asks_for_nothing(of[-1]) for name, of in FIELDS.items()}
-    expected = {name: value for name, (value,) in ((n, v) for n, v in values.items() if v)}
-    assert told == expected
-    (of_completions, of_chats) = map(asks_for_nothing, FIELDS["add_special_tokens"])
-    assert (of_completions, of_chats) == (["true"], ["false"])
+    told = {name: json.loads(value) for name, value in re.findall(r"`(\w+): ([^`]+)`", listed)}
+    assert told == ChatBody.nothing | {"previous_response_id": None}
+    assert CompletionBody.nothing == ChatBody.nothing | {"add_special_tokens": True}
 
 
 # ---------------------------------------------------------------- fields by themselves
@@ -75,17 +57,11 @@ def refused(kind: type[Common], **fields: Any) -> Refusal:
 def test_what_asks_for_nothing_passes_at_each_path_and_what_asks_is_refused_by_name(
     kind: type[Common],
 ) -> None:
-    names = [name for name, of in FIELDS.items() if any(map(asks_for_nothing, of))]
-    assert len(names) > 25
-    for name in names:
-        field = kind.model_fields.get(name)
-        if field is not None:
-            (value,) = map(json.loads, asks_for_nothing(field))
-            assert read_as(kind, **{name: value})
-        error = refused(kind, **{name: ["zebra"]})
-        assert error.param == name and error.message.startswith(name)
-    known = {"add_special_tokens"} if kind is ResponsesBody else set()
-    assert set(names) - set(kind.model_fields) == known
+    for name, value in (kind.nothing | {"previous_response_id": None}).items():
+        assert read_as(kind, **{name: value}) == read_as(kind, **{name: None}) == read_as(kind)
+        for other in (["zebra"], not value if isinstance(value, int) else True):
+            error = refused(kind, **{name: other})
+            assert error.param == name and error.message.startswith(f"{name}=")
 
 
 @pytest.mark.parametrize("kind", LEAST)
@@ -154,6 +130,12 @@ def test_null_is_as_good_as_nothing_wherever_it_stands(kind: type[Common]) -> No
         assert read_as(kind, **fields) == read_as(kind, **without(fields))
 
 
+def said(**fields: Any) -> dict[str, Any]:
+    """A chat in which the assistant has said this."""
+    user = {"role": "user", "content": "go"}
+    return {"messages": [{"role": "assistant", "content": "x"} | fields, user]}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -162,6 +144,8 @@ def test_null_is_as_good_as_nothing_wherever_it_stands(kind: type[Common]) -> No
         ({"stop": 5}, "valid string"),
         ({"stream_options": {"continuous_usage_stats": True}}, "not offered here"),
         ({"logit_bias": {"5": 1}}, "logit_bias={'5': 1}: not offered here"),
+        (said(function_call={"name": "f"}), "messages.0.function_call={'name': 'f'}: not offered"),
+        (said(audio={"id": "a"}), "messages.0.audio={'id': 'a'}: not offered"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"type": "object"}}},
             "json_schema holds no schema",
@@ -170,6 +154,25 @@ def test_null_is_as_good_as_nothing_wherever_it_stands(kind: type[Common]) -> No
 )
 def test_a_refusal_says_what_is_wrong(fields: dict[str, Any], message: str) -> None:
     assert message in refused(ChatBody, **fields).message
+
+
+REFUSAL = {"type": "refusal", "refusal": "No."}
+
+
+def test_what_the_assistant_has_refused_are_its_words() -> None:
+    words: list[tuple[Any, Any]] = [
+        ({"content": [REFUSAL]}, [{"type": "text", "text": "No."}]),
+        ({"content": None, "refusal": "No.", "function_call": None}, "No."),
+        ({"content": "Yes.", "refusal": None, "audio": None}, "Yes."),
+    ]
+    for fields, content in words:
+        body = read_as(ChatBody, **said(**fields))
+        assert isinstance(body, ChatBody)
+        assert body.messages[0].as_message() == {"role": "assistant", "content": content}
+    before = {"type": "message", "role": "assistant", "content": [REFUSAL]}
+    response = read_as(ResponsesBody, input=[before, {"role": "user", "content": "go"}])
+    assert isinstance(response, ResponsesBody)
+    assert response.as_chat().messages[0].content == "No."
 
 
 def test_a_part_of_a_message_may_have_marks_for_caches() -> None:
@@ -183,6 +186,7 @@ def test_a_part_of_a_message_may_have_marks_for_caches() -> None:
         ({"input": []}, "at least 1 item"),
         ({"input": [{"type": "item_reference"}]}, "input.0.type='item_reference' is not taken"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format={'type': 'json_schema'}: "),
+        ({"top_logprobs": 2}, "top_logprobs=2 needs include=['message.output_text.logprobs']"),
     ],
 )
 def test_a_response_that_is_refused_says_what_is_wrong(

@@ -8,12 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
-
 import httpx2
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

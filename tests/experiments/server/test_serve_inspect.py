@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
 pytest.importorskip("inspect_ai", reason="Inspect is not installed: pip install -e '.[inspect]'")
 
 from inspect_ai import Task, eval

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.schema import check_settings
-
-pytest.importorskip("starlette")
-
 from experiments.runs.build import make_verifier
-from experiments.runs.schema import SEARCHES
+from experiments.runs.schema import SEARCHES, check_settings
 from experiments.server.launch import api_key, bind, model_name
 from experiments.server.offer import offered
 from search import BeamSearch, BestOfN

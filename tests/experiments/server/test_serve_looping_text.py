@@ -6,12 +6,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
-
 import httpx2
+import pytest
 
 import verifiers
 from tests.helpers.own_server import running

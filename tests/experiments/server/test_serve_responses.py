@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
-
 import httpx2
 import openai
+import pytest
 
 from tests.helpers.chat_server import served
-from tests.helpers.own_server import Running, running, said
+from tests.helpers.own_server import Running, said
 from tests.helpers.thinking import OPENING, thinker
 
 R1 = thinker(OPENING, plain=("<think>", "</think>"))
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Running]:
-    with running() as found:
-        yield found
-        found.wait_until_free()
 
 
 def events_of(found: Running, **body: Any) -> list[dict[str, Any]]:

@@ -7,12 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
-
 import openai
+import pytest
 from pydantic import BaseModel, Field
 
 from tests.helpers.chat_server import serving

@@ -11,13 +11,9 @@ import time
 from collections import Counter
 from typing import Any
 
+import openai
 import psutil
 import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
-
-import openai
 
 from experiments.server.service import Ticket
 from tests.experiments.server.test_serve_faults import BAD, asked

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
-
 import openai
+import pytest
 
 from tests.helpers.chat_server import served, serving
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, save_qwen3, save_smollm2, thinker

@@ -4,17 +4,12 @@ answers in what is sent back."""
 from __future__ import annotations
 
 import json
-from typing import Any
-
-import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("openai")
-
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
+from typing import Any
 
 import openai
+import pytest
 
 from tests.helpers.call_syntaxes import CALLS
 from tests.helpers.calling import WEATHER as LOOKING

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -36,6 +37,13 @@ from experiments.server.responses_reply import ResponsesReply
 from experiments.server.responses_request import ResponsesBody
 from experiments.server.service import STOPPING, Service, Ticket
 from search.options import SolveOptions
+
+KINDS: Mapping[str, type[Common]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
+}
+"""What is asked of the model, by its path."""
 
 
 @dataclass
@@ -76,9 +84,10 @@ class Api:
                 Route("/metrics", self.show_metrics),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
-                Route("/v1/chat/completions", self.chat, methods=["POST"]),
-                Route("/v1/completions", self.completions, methods=["POST"]),
-                Route("/v1/responses", self.responses, methods=["POST"]),
+                *(
+                    Route(path, partial(self.answer, kind=kind), methods=["POST"])
+                    for path, kind in KINDS.items()
+                ),
             ],
             middleware=[Middleware(AccessLog), Middleware(Guard, key=key, hosts=hosts)],
             exception_handlers={Refusal: _refused, HTTPException: _not_found, Exception: _broken},
@@ -110,28 +119,17 @@ class Api:
 
     # ------------------------------------------------------------ what is asked of the model
 
-    async def chat(self, request: Request) -> Response:
-        return await self._answer(request, ChatBody)
-
-    async def completions(self, request: Request) -> Response:
-        return await self._answer(request, CompletionBody)
-
-    async def responses(self, request: Request) -> Response:
-        return await self._answer(request, ResponsesBody)
-
-    async def _answer(self, request: Request, kind: type[Common]) -> Response:
+    async def answer(self, request: Request, kind: type[Common]) -> Response:
         """One request, from its body to its reply, or to the beginning of its stream."""
         began = time.monotonic()
         name = "unknown"
         names: Mapping[str, str] = {}
         try:
             received = read(kind, await body_of(request, self.max_body_bytes), self.ignore_unknown)
+            body = received
             if isinstance(received, ResponsesBody):
-                names = received.names
-                body: Body = received.as_chat()
-            else:
-                assert isinstance(received, Body)
-                body = received
+                names, body = received.names, received.as_chat()
+            assert isinstance(body, Body)
             name, search = self.offer.search(body)
             prepared = await asyncio.to_thread(self.preparer.prepare, body, name, search)
             reply = ServerReply(self.service.engine, prepared)
@@ -168,10 +166,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = (
-        f"{request.method} {request.url.path}: {error.detail}; there are /v1/chat/completions, "
-    )
-    message += "/v1/completions and /v1/responses (POST), /v1/models, /health and /metrics (GET)"
+    message = f"{request.method} {request.url.path}: {error.detail}; there are {', '.join(KINDS)} "
+    message += "(POST), /v1/models, /health and /metrics (GET)"
     return Refusal(error.status_code, message, headers=error.headers).response()
 
 

@@ -112,8 +112,8 @@ class Offer:
         """The search's name, and its settings in the request."""
         self.check_model(body.model)
         by_model = self.names()[body.model]
-        given = body.search
-        settings = {"name": given} if isinstance(given, str) else dict(given)
+        search = body.search
+        settings = {"name": search} if isinstance(search, str) else dict(search)
         name = settings.pop("name", by_model)
         if name != PLAIN and name not in self.searches:
             names = (PLAIN, *self.searches)

@@ -84,13 +84,13 @@ class RawPrompt(PromptTemplate):
 class TokenPrompt(RawPrompt):
     """A prompt that the client has sent as tokens; as a question it is their text."""
 
-    given: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
 
     def text(self, question: str, tokenizer: Any) -> str:
         return question
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
-        return list(self.given)
+        return list(self.numbers)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Preparer:
             return Problem(question), config
         tokens = self.engine.limits.checked(question, "prompt")
         text = decoded(tokens, self.engine.tokenizer, special=True)
-        return Problem(text), replace(config, template=TokenPrompt(given=tuple(tokens)))
+        return Problem(text), replace(config, template=TokenPrompt(numbers=tuple(tokens)))
 
     def _thinking(self, body: Body, search: Search, template: PromptTemplate) -> Search:
         """The search. Where the chat template takes no effort, thinking is on in its place for a
@@ -193,7 +193,7 @@ class Preparer:
         reading = {} if body.answer_kind is None else self._reading(body.answer_kind)
         if schema is not None and not reading:
             reading = {"extract": None}  # votes are on the JSON
-        given = reading | {
+        settings = reading | {
             "verifier": self.options.verifier if search.needs_verifier else None,
             "seed": randbelow(2**31) if body.seed is None else body.seed,
             "template": template,
@@ -204,7 +204,7 @@ class Preparer:
             "top_logprobs": body.kept_logprobs or 0,
         }
         try:
-            return replace(self.options, **given)
+            return replace(self.options, **settings)
         except InvalidInput as error:
             raise Refusal.of(error, "response_format", OPTIONS) from error
 
@@ -245,12 +245,11 @@ class Preparer:
     def _budget(self, body: Body) -> Budget:
         """What the server allows, or less."""
         budget = self.options.budget
-        given = {
-            name: value for name in CLIENT_LIMITS if (value := getattr(body, name)) is not None
-        }
-        for name, value in given.items():
-            check_most(name, value, getattr(budget, name))
-        return replace(budget, **given)
+        limits = {name: getattr(body, name) for name in CLIENT_LIMITS}
+        limits = {name: limit for name, limit in limits.items() if limit is not None}
+        for name, limit in limits.items():
+            check_most(name, limit, getattr(budget, name))
+        return replace(budget, **limits)
 
     def _prompt(self, template: PromptTemplate, question: str) -> list[int]:
         """Raises InvalidInput for a prompt that is too long."""

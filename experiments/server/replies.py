@@ -180,11 +180,9 @@ class ServerReply:
         """The reply to a request that was not streamed."""
         choices = [choice for result in results for choice in self.choices(result)]
         shown = [
-            _numbered(index, self._content(choice), choice.finish_reason)
+            _numbered(index, self._content(index, choice), choice.finish_reason)
             for index, choice in enumerate(choices)
         ]
-        for index, choice in enumerate(choices):
-            shown[index]["logprobs"] = self._shown(self._last_logprobs(index, choice))
         kind = "chat.completion" if self.chat else "text_completion"
         return self._object(kind, shown) | {
             "usage": self.usage(results),
@@ -204,20 +202,17 @@ class ServerReply:
             return None
         return of_chat(logprobs) if self.chat else of_completion(logprobs)
 
-    def _content(self, choice: Choice) -> dict[str, Any]:
+    def _content(self, index: int, choice: Choice) -> dict[str, Any]:
+        logprobs = self._shown(self._last_logprobs(index, choice))
         if not self.chat:
-            return {"text": choice.text}
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": choice.answer,
-            "refusal": None,
-        }
+            return {"text": choice.text, "logprobs": logprobs}
+        message = dict[str, Any](role="assistant", content=choice.answer, refusal=None)
         if choice.thought:
             message[REASONING] = choice.thought
         if choice.calls:
             message["content"] = choice.answer or None
             message["tool_calls"] = list(map(self._called, choice.calls))
-        return {"message": message}
+        return {"message": message, "logprobs": logprobs}
 
     def _called(self, call: ToolCall) -> dict[str, Any]:
         arguments = json.dumps(call.arguments, ensure_ascii=False)

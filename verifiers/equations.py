@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
+from ttc.text.numbers import CURRENCIES
+
 MAX_DIGITS = 40
 MAX_EXPONENT = 64
 MAX_POWER_BITS = 4096
@@ -26,9 +28,14 @@ _PLAIN = (
     (re.compile(r"\*\*(?!(?<=[\d)]\*\*)[\d(]|(?<=[\d)]\s\*\*)\s[\d(])"), ""),  # **5**, not 2**5
     (re.compile("[⋅∙∗]"), "*"),
     (re.compile("∕"), "/"),
-    (re.compile(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
+    (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"((\1)/(\2))"),
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
+    (re.compile(r"\^\{(\d+)\}"), r"^\1"),
+    (re.compile("(?<=[A-Za-z])[²³]"), ""),  # of a unit
+    (re.compile("²"), "^2"),
+    (re.compile("³"), "^3"),
     (re.compile(r"\\(?:text|mathrm|boxed)\s*\{([^{}]*)\}"), r" \1 "),
-    (re.compile(r"\\(?:times|cdot)\b"), "*"),
+    (re.compile(r"\\(?:times|cdot|ast)\b"), "*"),
     (re.compile(r"\\div\b"), "/"),
     (re.compile(r"\\left|\\right|\\[,;!() \[\]]"), " "),
     (re.compile(r"\\([%$])"), r"\1"),
@@ -40,7 +47,8 @@ _TOKEN = re.compile(
     r"|(?P<number>(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?|\.\d+)"
     r"|(?P<percent>%)|(?P<power>\*\*|\^)|(?P<op>[*/×÷·−–x]|[-+](?![A-Za-z]))"
     r"|(?P<open>\()|(?P<close>\))"
-    r"|(?P<equals>=|\bis equal to\b|\bequals\b)|(?P<of>\bof\b)|(?P<money>[$€£])"
+    r"|(?P<equals>=|\bis equal to\b|\bequals\b)|(?P<of>\bof\b)"
+    rf"|(?P<money>[{CURRENCIES}])"
     r"|(?P<word>-?[A-Za-z_'’]+\.?)|(?P<end>[\n;?!,:]|\.(?!\d))"
 )
 _SPELLINGS = {"×": "*", "·": "*", "x": "*", "÷": "/", "−": "-", "–": "-", "of": "*", "^": "**"}

@@ -70,7 +70,7 @@ def in_signs(answer: str) -> str:
 def in_words(answer: str) -> str:
     """An answer in words, in one form: without capitals, quotation marks, an article before it."""
     words = hyphened(unwrapped(answer)).lower()
-    words = re.sub(r"[\"'“”‘’{}]", "", words).replace("-", " ")
+    words = re.sub(r"[\"'“”‘’{}]| (?=\\)", "", words).replace("-", " ")
     words = re.sub(r"\b(?:a|p)\. ?m\b\.?", lambda half: half[0][0] + "m", words)
     words = re.sub(r"^(?:the|an?) (?=[a-z]{2})", "", words)
     words = re.sub(r"[a-z]+", lambda word: _ORDINALS.get(word[0], word[0]), words)

@@ -26,8 +26,6 @@ MAX_LINE_CHARS = 2000
 _PLAIN = (
     (re.compile(r"(?<=\d)(?:\{,\}|,?\\[!,;: ])(?=\d{3}(?!\d))"), ","),  # 3{,}000
     (re.compile(r"\*\*(?!(?<=[\d)]\*\*)[\d(]|(?<=[\d)]\s\*\*)\s[\d(])"), ""),  # **5**, not 2**5
-    (re.compile("[⋅∙∗]"), "*"),
-    (re.compile("∕"), "/"),
     (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"((\1)/(\2))"),
     (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
     (re.compile(r"\^\{(\d+)\}"), r"^\1"),
@@ -45,13 +43,18 @@ _BREAK = re.compile(r"\n|\.\s(?=[^\s\d])")
 _TOKEN = re.compile(
     r"(?P<clock>\d+:\d\d(?!\d))"
     r"|(?P<number>(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?|\.\d+)"
-    r"|(?P<percent>%)|(?P<power>\*\*|\^)|(?P<op>[*/×÷·−–x]|[-+](?![A-Za-z]))"
+    r"|(?P<percent>%)|(?P<power>\*\*|\^)|(?P<op>[*/×÷·⋅∙∗∕−–x]|[-+](?![A-Za-z]))"
     r"|(?P<open>\()|(?P<close>\))"
     r"|(?P<equals>=|\bis equal to\b|\bequals\b)|(?P<of>\bof\b)"
     rf"|(?P<money>[{CURRENCIES}])"
     r"|(?P<word>-?[A-Za-z_'’]+\.?)|(?P<end>[\n;?!,:]|\.(?!\d))"
 )
-_SPELLINGS = {"×": "*", "·": "*", "x": "*", "÷": "/", "−": "-", "–": "-", "of": "*", "^": "**"}
+_SPELLINGS = {
+    **dict.fromkeys((*"×·⋅∙∗x", "of"), "*"),
+    **dict.fromkeys("÷∕", "/"),
+    **dict.fromkeys("−–", "-"),
+    "^": "**",
+}
 _OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -19,7 +19,7 @@ from verifiers.side_questions import SideQuestions
 
 GRADE = (
     "{question}\n\nHere is a solution, which may not be complete yet.\n\n{solution}\n\n{criterion} "
-    "Grade it from {worst} (not at all) to {best} (fully). Reply with one letter."
+    "Grade it from A (not at all) to {best} (fully). Reply with one letter."
 )
 CRITERIA = (
     "Does each step follow from the problem and from the steps before it?",
@@ -78,14 +78,13 @@ class LLMVerifier(SideQuestions):
     def _prompts(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[int]]:
-        worst, best = ascii_uppercase[0], ascii_uppercase[self.grades - 1]
+        best = ascii_uppercase[self.grades - 1]
         return [
             self.question_tokens(
                 GRADE.format(
                     question=question,
                     solution=rated_text(branch, self.thoughts).strip(),
                     criterion=criterion,
-                    worst=worst,
                     best=best,
                 ),
                 backend,

@@ -430,8 +430,10 @@ class ActiveSearch:
             return None
         self.sent_tokens = self.usage.generated_tokens
         for child in self.growing:
-            before = "" if child.parent is None else child.parent.text
-            self.tree.wrote(child, child.text.removeprefix(before).rstrip("\ufffd"))
+            above = child.parent
+            if above is not None and len(child.tokens) > len(above.tokens):
+                start = above.step_ends[-1] if above.step_ends else child.prompt_length
+                self.tree.wrote(child, child.text_since(start).rstrip("\ufffd"))
         return self.progress("wrote", list(self.growing))
 
     def progress(

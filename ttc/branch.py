@@ -97,6 +97,11 @@ class Branch(TokenBranch):
         """The generated tokens as text, without special tokens and without `cut`."""
         return self._decode(self.generated).removesuffix(self.cut)
 
+    def text_since(self, end: int) -> str:
+        """`text` from the end of a step on, as `steps` has it."""
+        before = self._decode(self.tokens[self.prompt_length : end]).rstrip("\ufffd")
+        return self.text.removeprefix(before)
+
     @property
     def marked_text(self) -> str:
         """`text` as the model can be given it again: with the marks of its thoughts."""

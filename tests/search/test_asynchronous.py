@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from search import Greedy, SelfConsistency, asolve, astream, solve, stream
+from search import BudgetForcing, Greedy, Search, SelfConsistency, asolve, astream, solve, stream
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import at_pass, make_engine
 from tests.helpers.ownership import assert_nothing_left
@@ -100,6 +100,29 @@ def test_an_astream_raises_what_its_search_raises() -> None:
 
 
 # ---------------------------------------------------------------- tokens as they come
+
+
+IN_PARTS = BudgetForcing(waits=2, thinking_tokens=4, answer_tokens=5, wait="ab", final="c")
+
+
+@pytest.mark.parametrize(
+    ("search", "budget"),
+    [
+        (IN_PARTS, {}),
+        (Greedy(max_tokens=9), {"max_tokens": 9, "reserve": 4, "final_text": "ab"}),
+    ],
+)
+def test_what_is_told_begins_what_a_step_comes_to_after_words_of_a_search(
+    search: Search, budget: dict[str, Any]
+) -> None:
+    engine = make_engine(context=160)
+    *events, end = stream(search, problem="1", engine=engine, tokens=True, template=PLAIN, **budget)
+    assert end.result is not None
+    last = {node.id: node for node in end.result.tree}
+    told = [node for event in events if event.did == "wrote" for node in event.nodes]
+    assert len({node.id for node in told}) > 1
+    for node in told:
+        assert node.text and last[node.id].text.startswith(node.text)
 
 
 def test_each_token_is_told_as_it_comes() -> None:

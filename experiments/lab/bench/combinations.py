@@ -15,7 +15,7 @@ import math
 import random
 import shlex
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, lru_cache, partial
@@ -93,6 +93,7 @@ from ttc.model.runner_choice import runner_for
 from ttc.model.running.runner import ModelRunner
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Verifier
+from ttc.results import Node
 from ttc.task import Passes
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.tool_calls import Written
@@ -703,6 +704,7 @@ def results(
     ]
     cancel = Event()
     coming = list(enumerate(problems))
+    told = defaultdict[tuple[int, int], list[Node]](list)
     names: dict[tuple[int, int], str] = {}
     step = 0
     try:
@@ -719,12 +721,23 @@ def results(
                     if step == c.at_step and of == caller and name == f"{c.seed}-{c.cancelled}":
                         _end(driver, index, c, cancel)
                 for index, progress in driver.step():
+                    if progress.did == "wrote":
+                        told[caller, index] += progress.nodes
                     if progress.result is not None:
+                        _check_told(told[caller, index], progress.result)
                         yield names[caller, index], progress.result
             step += 1
     finally:
         for driver in drivers:
             driver.close()
+
+
+def _check_told(told: Sequence[Node], result: Result) -> None:
+    """Raise unless what was told of steps under way is the beginning of what they came to."""
+    whole = {node.id: node.text for node in result.tree}
+    for node in told:
+        if not whole[node.id].startswith(node.text):
+            raise ValueError(f"{node.text!r} was told of {whole[node.id]!r}, at {node.path}")
 
 
 def _may_end(config: SearchConfig, c: Combination, cancel: Event) -> SearchConfig:

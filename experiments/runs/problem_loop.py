@@ -126,15 +126,14 @@ class Job:
         title = type(self.search).__name__
         if self.verifier is not None:
             title += f" with {type(self.verifier).__name__}"
-        note = ""
-        if shard is not None:
-            note = f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
         problems = number_of(self.total, "problem")
         if (orders := config.dataset.orders) > 1:
             problems += f" (each question in {orders} orders of its choices)"
+        if shard is not None:
+            problems += f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
         own = own_backend(config)
         model = config.model.name if own is None else own.__name__
-        yield f"{title}, {model}, {config.dataset.name}: {problems}{note}"
+        yield f"{title}, {model}, {config.dataset.name}: {problems}"
         if (why := misfit(self.verifier, config.dataset.answer_kind)) is not None:
             yield why
         firsts = [p for p in self.task.problems if "order_of" not in p.metadata]
@@ -142,8 +141,7 @@ class Job:
             names = ", ".join(doubled[:5]) + (", ..." if len(doubled) > 5 else "")
             count = number_of(len(doubled), "question")
             yield f"{count} with two choices of the same text, one of which is wrong: {names}"
-        similar = config.sharing.get("rule") == "similar"
-        if similar and not getattr(self.search, "phrasings", ()):
+        if config.sharing.get("rule") == "similar" and not getattr(self.search, "phrasings", ()):
             yield (
                 "sharing=similar does nothing for the branches of one problem here: "
                 f"{type(self.search).__name__} words its prompts in one way alone; use "

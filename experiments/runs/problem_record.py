@@ -69,7 +69,7 @@ def problem_record(result: Result, task: LoadedTask, with_tokens: bool = False) 
             "tokens": len(branch.generated),
             **own_figures(branch),
             **_thinking(branch),
-            **_tools(branch),
+            **({"tool_calls": list(map(asdict, calls))} if (calls := branch.tool_calls) else {}),
             "substituted": None if branch.substituted is None else branch.substituted.similarity,
         }
         for branch, mark in zip(result.branches, marks, strict=True)
@@ -139,10 +139,6 @@ def _thinking(branch: BranchRecord) -> dict[str, Any]:
         "thinking_tokens": branch.thinking_tokens,
         "thought_end": "cut" if cut else branch.thought_closed or "model",
     }
-
-
-def _tools(branch: BranchRecord) -> dict[str, Any]:
-    return {"tool_calls": list(map(asdict, branch.tool_calls))} if branch.tool_calls else {}
 
 
 def _has_no_end(result: Result) -> bool:

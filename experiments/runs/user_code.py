@@ -61,12 +61,12 @@ def code_fingerprint(config: DictConfig) -> dict[str, str]:
 
 
 def user_paths(config: DictConfig) -> dict[str, str]:
-    paths = {}
-    for key, value in _texts(as_dict(config), ""):
-        is_target = key.rpartition(".")[2] == "_target_" and is_own(value)
-        if is_target or (key in OF_DATA and "." in value):
-            paths[key] = value
-    return paths
+    return {
+        key: value
+        for key, value in _texts(as_dict(config), "")
+        if (key.rpartition(".")[2] == "_target_" and is_own(value))
+        or (key in OF_DATA and "." in value)
+    }
 
 
 def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -217,6 +217,12 @@ def test_tables_are_as_wide_as_the_terminal(
     assert len(re.findall("^column 000", wide, re.MULTILINE)) == 2 * blocks
 
 
+def test_what_is_the_same_in_every_line_is_told_once_but_for_results() -> None:
+    rows = [["a", "50%", "4"], ["b", "50%", "4"]]
+    text = Table("", ("run", "accuracy", "n"), rows).text()
+    assert "in every row: n: 4" in text and re.search(r"\na +50%\nb +50%$", text, re.MULTILINE)
+
+
 # ---------------------------------------------------------------- what is written
 
 

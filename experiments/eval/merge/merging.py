@@ -68,8 +68,7 @@ def in_order(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     count = 0
     by_index: dict[int, FinishedRun] = {}
     for run in runs:
-        text = run.config.get("run.shard")
-        if text is None:
+        if (text := run.config.get("run.shard")) is None:
             raise InvalidInput(f"{run.folder} is no shard; give folders of runs with run.shard=I/N")
         shard = Shard.read(str(text))
         count = count or shard.count

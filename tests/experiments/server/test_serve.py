@@ -86,11 +86,9 @@ def test_a_search_takes_settings_and_a_budget_from_the_request(shared: Running) 
     options: Any = {"verifier": Asks(), "seed": 1, "template": template, "max_generated_tokens": 20}
     right = solve(search, problem="1", engine=make_engine(), **options)
     assert right.best is not None and right.stopped == "max_generated_tokens"
-    assert reply.choices[0].message.content == right.best.text
-    assert (
-        reply.model_extra is not None
-        and reply.model_extra["search"]["stopped"] == "max_generated_tokens"
-    )
+    (choice,) = reply.choices
+    assert (choice.message.content, choice.finish_reason) == (right.best.text, "length")
+    assert (reply.model_extra or {})["search"]["stopped"] == "max_generated_tokens"
 
 
 @pytest.mark.slow

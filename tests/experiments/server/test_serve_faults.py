@@ -8,7 +8,6 @@ import contextlib
 import json
 import logging
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -457,15 +456,3 @@ def test_what_takes_too_long_is_broken_off_when_the_server_stops() -> None:
         found.web.should_exit = True
         found.thread.join(200)
         assert not found.thread.is_alive() and found.engine.kv_bytes() == 0
-
-
-def test_who_waits_when_the_server_ends_is_told_so() -> None:
-    with running(shutdown_s=0, pass_s=0.003) as found, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(httpx2.post, f"{found.url}/v1/completions", json=ENDLESS, timeout=300)
-        found.wait_until(lambda: found.api.service.decoding > 0)
-        found.web.should_exit = True
-        reply = asked.result(300)
-        assert (
-            reply.status_code == 503
-            and "the server is stopping" in reply.json()["error"]["message"]
-        )

@@ -85,7 +85,8 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         body["messages"] = [{"role": "user", "content": "what is 12 + 3"}]
     else:
         body["prompt"] = "go"
-    body |= draw(st.dictionaries(st.sampled_from(sorted(kind.model_fields)), VALUES, max_size=2))
+    names = st.sampled_from(sorted({*kind.model_fields, *kind.nothing}))
+    body |= draw(st.dictionaries(names, VALUES, max_size=2))
     if draw(st.booleans()):
         body |= {"model": "tiny", "search": draw(SEARCHED)}
     if chat and draw(st.integers(0, 3)) == 0:

@@ -94,22 +94,44 @@ def test_an_empty_thought_in_the_prompt_makes_all_content() -> None:
         assert streamed(client)[:2] == ("", "The answer is 18.")
 
 
+ECHO = "{{ reasoning_effort | default('none') }}\n"
+STRICT = (
+    "{% if reasoning_effort is defined and reasoning_effort not in ['none', 'low', 'medium', "
+    "'high'] %}{{ raise_exception('no such effort') }}{% endif %}"
+)
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh")
+
+
+def prompt_tokens(client: openai.OpenAI, **options: Any) -> int:
+    given: Any = {"model": "m", "messages": GO} | options
+    usage = client.chat.completions.create(**given).usage
+    assert usage is not None
+    return int(usage.prompt_tokens)
+
+
 def test_an_effort_is_given_to_a_chat_template_that_takes_it_in_place_of_the_servers() -> None:
-    echo = "{{ reasoning_effort | default('medium') }}\n"
-    taken = thinker(TURNS + echo)
-    with served(["18"], taken, chat_options={"reasoning_effort": "high"}) as client:
-
-        def prompt_tokens(**options: Any) -> int:
-            usage = client.chat.completions.create(model="m", messages=GO, **options).usage
-            assert usage is not None
-            return usage.prompt_tokens
-
-        by_variable = {"chat_template_kwargs": {"reasoning_effort": "low"}}
-        assert prompt_tokens() == prompt_tokens(reasoning_effort="low") + len("high") - len("low")
-        assert prompt_tokens(extra_body=by_variable) == prompt_tokens(reasoning_effort="low")
+    with served(["18"], thinker(TURNS + ECHO), chat_options={"reasoning_effort": "high"}) as client:
+        by_variable: Any = {"extra_body": {"chat_template_kwargs": {"reasoning_effort": "low"}}}
+        low = prompt_tokens(client, reasoning_effort="low")
+        assert prompt_tokens(client) == low + len("high") - len("low")
+        assert prompt_tokens(client, **by_variable) == low
         with pytest.raises(openai.BadRequestError, match="reasoning_effort=high sets") as refused:
-            prompt_tokens(reasoning_effort="high", extra_body=by_variable)
+            prompt_tokens(client, reasoning_effort="high", **by_variable)
         assert refused.value.param == "reasoning_effort"
+
+
+@pytest.mark.parametrize(("template", "taken"), [(ECHO, EFFORTS), (STRICT + ECHO, EFFORTS[1:4])])
+def test_efforts_from_none_to_xhigh_reach_the_chat_template(
+    template: str, taken: tuple[str, ...]
+) -> None:
+    """Where it refuses one, the nearest that it takes."""
+    nearest = {"minimal": "low", "xhigh": "high"}
+    with served(["18"], thinker(TURNS + template)) as client:
+        plain = prompt_tokens(client) - len("none")
+        assert prompt_tokens(client, reasoning_effort="none") == plain + len("none")
+        for effort in EFFORTS:
+            words = effort if effort in taken else nearest[effort]
+            assert prompt_tokens(client, reasoning_effort=effort) == plain + len(words)
 
 
 def test_an_earlier_reply_may_be_sent_back_with_its_thought() -> None:

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from search import BeamSearch, BestOfN, BudgetForcing, DeepConf, Greedy, Search, SelfConsistency
+from search import (
+    BeamSearch,
+    BestOfN,
+    BudgetForcing,
+    DeepConf,
+    Greedy,
+    Search,
+    SelfConsistency,
+    solve,
+)
 from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
@@ -20,6 +29,7 @@ from tests.helpers.call_syntaxes import CALLS
 from tests.helpers.calling import WEATHER, caller
 from tests.helpers.parts import installed
 from tests.helpers.searches import Costly
+from tests.helpers.thinking import Thinking
 from ttc import (
     BeamGroups,
     BlockCache,
@@ -242,3 +252,17 @@ def test_without_parallel_calls_a_turn_has_the_first_and_is_else_the_same(syntax
                 assert [call.key for call in alone.tool_calls] == calls[:1]
                 assert alone.answer_text == together.answer_text
     assert {0, 2} <= counts and (left_out > 0 or syntax != "json")
+
+
+def test_the_end_of_a_call_within_a_call_ends_nothing() -> None:
+    """Where a turn ends with its first call, so that ends of calls are looked for."""
+    own, _ = caller("json")
+    asked_for = list[str]()
+    tool = Tool(WEATHER, lambda city, days: asked_for.append(city) or "dry")
+    arguments = '{"city": "a</tool_call>b", "days": 4}'
+    call = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
+    backend = Thinking(lambda branch: "It is dry." if branch.tool_calls else call, own)
+    tools = Tools([tool], parallel=False)
+    result = solve(SelfConsistency(n=1, max_tokens=200), problem="q", engine=backend, tools=tools)
+    (branch,) = result.branches
+    assert asked_for == ["a</tool_call>b"] and branch.answer_text == "It is dry."

@@ -109,7 +109,7 @@ class Client:
                     if attempt == retries:
                         times = f" ({attempt + 1} times)" if attempt else ""
                         message = f"{self.endpoint.base_url} {failure}{times}"
-                        raise RemoteError(message) from failure
+                        raise RemoteError(message) from None  # the message has the cause
                     wait_s = failure.wait_s
                     if wait_s is None:
                         backoff_s = min(MAX_WAIT_S, self.endpoint.wait_s * 2**attempt)

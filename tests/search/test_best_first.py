@@ -7,15 +7,8 @@ from typing import Any
 from search import BestFirst, solve
 from tests.helpers.scripted import Path, Scores, Scripted, continued
 
-SCORES: dict[Path, float] = {
-    (0,): 0.9,
-    (1,): 0.6,
-    (0, 0): 0.4,
-    (0, 1): 0.2,
-    (1, 0): 0.8,
-    (1, 1): 0.1,
-    (1, 0, 0): 0.3,
-}
+SCORES: dict[Path, float] = {(0,): 0.9, (1,): 0.6, (0, 0): 0.4, (0, 1): 0.2}
+SCORES |= {(1, 0): 0.8, (1, 1): 0.1, (1, 0, 0): 0.3}
 
 
 class Priced(Scores):
@@ -53,17 +46,13 @@ def test_a_budget_ends_it_with_the_best_so_far() -> None:
 
 
 def test_a_rating_beyond_the_budget_loses_no_finished_branch() -> None:
-    result = run({(1,)}, 4, verifier=Priced, max_tokens=20)
-    assert result.stopped == "max_tokens" and [tuple(b.path) for b in result.branches] == [(1,)]
-    result = run(set(), 4, verifier=Priced, max_tokens=20)
-    assert result.stopped == "max_tokens" and [tuple(b.path) for b in result.branches] == [
-        (0, 0),
-        (0, 1),
-        (1,),
-    ]
+    for ends, left in (({(1,)}, [(1,)]), (set(), [(0, 0), (0, 1), (1,)])):
+        result = run(ends, 4, verifier=Priced, max_tokens=20)
+        assert result.stopped == "max_tokens"
+        assert [branch.path for branch in result.branches] == left
     # of the branch that went on, its continuations have the score
     first, *_, other = result.branches
-    assert first.score == result.tree[1].score > other.score  # type: ignore[operator]
+    assert first.score == result.tree[1].score > other.score
 
 
 def test_nothing_is_an_answer_where_nothing_could_be_made() -> None:

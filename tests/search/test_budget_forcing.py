@@ -28,9 +28,8 @@ def run(backend: Any, search: BudgetForcing, **options: Any) -> Any:
 
 
 def forcing(**settings: Any) -> BudgetForcing:
-    return BudgetForcing(
-        **{"end_of_thinking": "]", "thinking_tokens": 20, "answer_tokens": 3} | settings
-    )
+    usual = {"end_of_thinking": "]", "thinking_tokens": 20, "answer_tokens": 3}
+    return BudgetForcing(**usual | settings)
 
 
 def test_the_end_of_thinking_gives_way_to_wait() -> None:
@@ -39,10 +38,8 @@ def test_the_end_of_thinking_gives_way_to_wait() -> None:
     assert result.answer == "abcWaitdeWaitfg]h0"
     # one budget for all thinking, the ends that were taken back included
     assert backend.limits == [20, 16, 13, 3]
-    assert (
-        result.usage.prompt_tokens == 2 * len("Wait")
-        and result.usage.generated_tokens == 4 + 3 + 3 + 2
-    )
+    assert result.usage.prompt_tokens == 2 * len("Wait")
+    assert result.usage.generated_tokens == 4 + 3 + 3 + 2
 
 
 def test_an_end_of_the_sequence_is_an_end_of_thinking_too() -> None:
@@ -55,10 +52,8 @@ def test_at_the_limit_the_answer_is_asked_for() -> None:
     result = run(backend, forcing(thinking_tokens=4))
     assert result.answer == "abcd]\n\nFinal Answer:e0"
     assert result.usage.prompt_tokens == len("]\n\nFinal Answer:")
-    assert (
-        run(Thought("abcd", "e0"), forcing(thinking_tokens=4, end_of_thinking="")).answer
-        == "abcd\n\nFinal Answer:e0"
-    )
+    unmarked = run(Thought("abcd", "e0"), forcing(thinking_tokens=4, end_of_thinking=""))
+    assert unmarked.answer == "abcd\n\nFinal Answer:e0"
 
 
 def test_nothing_waits_after_a_limit() -> None:

@@ -13,16 +13,9 @@ from tests.helpers.trees import HandMadeTree, searched
 
 
 def test_the_mean_score_of_the_first_samples_picks_the_strategy() -> None:
-    search = ComputeOptimal(
-        n=2,
-        max_tokens=3,
-        edges=(0.3, 0.6),
-        strategies=(
-            BestOfN(n=5, max_tokens=4),
-            SelfConsistency(n=3, max_tokens=4),
-            BestOfN(n=1, max_tokens=4),
-        ),
-    )
+    kinds = (BestOfN, 5), (SelfConsistency, 3), (BestOfN, 1)
+    strategies = tuple(kind(n=n, max_tokens=4) for kind, n in kinds)
+    search = ComputeOptimal(n=2, max_tokens=3, edges=(0.3, 0.6), strategies=strategies)
     questions = ["hard 0.2", "edge 0.3", "middle 0.5", "easy 0.9"]
     backend = FakeBackend(letters="123456789")
     results = solve(search, problem=questions, engine=backend, verifier=ByQuestion())
@@ -30,10 +23,9 @@ def test_the_mean_score_of_the_first_samples_picks_the_strategy() -> None:
     assert [r.usage.generated_tokens for r in results] == [2 * 3 + 4 * n for n in (5, 3, 3, 1)]
     # the estimate is charged
     assert [r.usage.verifier_tokens for r in results] == [2 + 5, 2, 2, 2 + 1]
-    assert (
-        all(len(r.branches) == 1 and r.best is r.branches[0] for r in results) and not backend.live
-    )
-    assert [r.best is not None and len(r.best.generated) for r in results] == [4] * 4
+    assert not backend.live
+    for result in results:
+        assert [result.best] == result.branches and len(result.best.generated) == 4
 
 
 def test_the_strategy_chooses_by_its_own_rule() -> None:
@@ -63,7 +55,6 @@ def test_subtrees_are_counted_from_the_first_step_of_the_strategy(n: int, beam_w
 
 def test_a_budget_that_is_spent_leaves_the_first_samples_to_choose_from() -> None:
     search = ComputeOptimal(n=2, max_tokens=3, strategies=(BestOfN(n=5, max_tokens=4),))
-    result = solve(
-        search, problem="q 0.5", engine=FakeBackend("12"), verifier=ByQuestion(), max_tokens=8
-    )
+    rated = {"engine": FakeBackend("12"), "verifier": ByQuestion()}
+    result = solve(search, problem="q 0.5", max_tokens=8, **rated)
     assert result.stopped == "max_tokens" and result.best.score == 0.5

@@ -52,16 +52,8 @@ TEXTS = ["11111116", "11111117", "11111118", "11111119", "11111110", "11111112"]
 
 
 def online(**settings: Any) -> DeepConf:
-    usual = {
-        "n": 4,
-        "warmup": 3,
-        "block": 1,
-        "max_tokens": 8,
-        "window": 2,
-        "step_tokens": 1,
-        "keep": 0.5,
-        "least_votes": 1,
-    }
+    usual = {"n": 4, "warmup": 3, "block": 1, "max_tokens": 8, "window": 2}
+    usual |= {"step_tokens": 1, "keep": 0.5, "least_votes": 1}
     return DeepConf(mode="online", **(usual | settings))
 
 
@@ -108,11 +100,8 @@ def test_agreement_counts_once_there_are_enough_votes() -> None:
     for least, made in ((1, 3), (3, 3), (4, 4), (6, 6)):
         result = solved(online(n=20, window=1, keep=1.0, least_votes=least), ["8"] * 20, sure)
         assert len(lengths(result)) == made
-    silent = solved(
-        online(n=20, window=1, keep=1.0, least_votes=4),
-        ["8", "-", "8", "8", "8", *["8"] * 15],
-        sure,
-    )
+    search = online(n=20, window=1, keep=1.0, least_votes=4)
+    silent = solved(search, ["8", "-", *["8"] * 18], sure)
     assert len(lengths(silent)) == 5  # a sample without an answer is no vote
 
 
@@ -131,9 +120,8 @@ def test_a_budget_leaves_the_samples_that_are_done(most: int) -> None:
     texts = TEXTS[:4]
     result = solved(online(warmup=2, keep=1.0), texts, [[3.0] * 8] * 4, max_tokens=most)
     assert result.usage.generated_tokens == most and result.stopped == "max_tokens"
-    assert (
-        [b.text for b in result.branches] == [texts[0][:most]] if most < 8 else texts[: most // 8]
-    )
+    texts = [texts[0][:most]] if most < 8 else texts[: most // 8]
+    assert [branch.text for branch in result.branches] == texts
 
 
 def test_without_a_consensus_the_whole_budget_is_spent() -> None:

@@ -18,17 +18,14 @@ def test_each_subtree_keeps_its_own_best() -> None:
 
 
 def test_the_first_of_equals_is_kept() -> None:
-    result = searched(
-        DVTS(subtrees=1, beam_width=3, max_steps=1), HandMadeTree({"": ["a", "b", "c"]}), {}
-    )
-    assert texts(result) == ["a"]
+    tree = HandMadeTree({"": ["a", "b", "c"]})
+    assert texts(searched(DVTS(subtrees=1, beam_width=3, max_steps=1), tree, {})) == ["a"]
 
 
 def test_a_finished_sibling_is_a_candidate_and_an_unfinished_one_is_not() -> None:
     tree = {"": ["a.", "b", "c"], "b": ["1.", "2", "3."]}
-    result = searched(
-        DVTS(subtrees=1, beam_width=3), HandMadeTree(tree), {"b": 0.9, "b2": 0.1, "b3.": 0.2}
-    )
+    scores = {"b": 0.9, "b2": 0.1, "b3.": 0.2}
+    result = searched(DVTS(subtrees=1, beam_width=3), HandMadeTree(tree), scores)
     assert texts(result) == ["a.", "b1.", "b3."]
     assert {node.text: node.status for node in result.tree[1:]}["c"] == "pruned"
 
@@ -57,10 +54,8 @@ def test_subtrees_look_ahead_and_rate_less_often_as_beams_do() -> None:
     scores = {"a": 0.9, "b": 0.1, "a1.": 0.2, "b2.": 0.8}
     ahead = DVTS(subtrees=1, beam_width=2, max_steps=1, lookahead=1)
     assert texts(searched(ahead, HandMadeTree(tree), scores)) == ["b"]
-    verifier = Scores(scores)
-    searched(
-        DVTS(subtrees=1, beam_width=2, max_steps=2, verify_every=2), HandMadeTree(tree), verifier
-    )
+    verifier, seldom = Scores(scores), DVTS(subtrees=1, beam_width=2, max_steps=2, verify_every=2)
+    searched(seldom, HandMadeTree(tree), verifier)
     assert verifier.asked == ["a1.", "b2."]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -52,10 +53,11 @@ def test_a_branch_that_is_forgotten_decodes_nothing() -> None:
     assert batch.step() == [stays] and backend.given[0][:2] == (1, 3)
 
 
+@dataclass(frozen=True)
 class Once(Search):
     """One expansion by a step that is given."""
 
-    step: Any = Step(9)
+    step: Any = None
     needs_verifier = False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
@@ -67,24 +69,22 @@ class Once(Search):
     [
         (
             Step(9, statistics=True),
-            "Step.statistics=True, and Noting.generate offers no statistics; leave it out",
+            "Step.statistics=True, and Noting.generate offers no statistics",
         ),
-        (Step(9, statistics=1), "Step.statistics=1 is of type int"),  # type: ignore[arg-type]
-        (Step(9, delimiter=3), "Step.delimiter=3 is of type int"),  # type: ignore[arg-type]
+        (Step(9, statistics=1), "Step.statistics=1 is of type int"),
+        (Step(9, delimiter=3), "Step.delimiter=3 is of type int"),
     ],
 )
 def test_a_step_that_cannot_be_made_is_refused_by_name(step: Step, message: str) -> None:
-    backend, search = Noting(), Once()
-    object.__setattr__(search, "step", step)
+    backend = Noting()
     with pytest.raises(InvalidInput, match=message):
-        solve(search, problem="1", engine=backend)
+        solve(Once(step=step), problem="1", engine=backend)
     assert not backend.live
 
 
 def test_a_step_of_a_search_may_end_at_one_of_several_delimiters() -> None:
-    backend, search = Noting(), Once()
-    object.__setattr__(search, "step", Step(40, (",", "7")))
-    result = solve(search, problem="1", engine=backend)
+    backend = Noting()
+    result = solve(Once(step=Step(40, (",", "7"))), problem="1", engine=backend)
     assert backend.given[0][2]["stop"] == (",", "7")
     for branch in result.branches:
         assert branch.text[-1] in ",7" or branch.finish_reason or len(branch.generated) == 40

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from search import Problem, Result, Search, SelfConsistency, solve
+from search import Problem, Search, SelfConsistency, solve
+from search.selection import by_path
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
-from tests.helpers.searches import Costly, all_searches
+from tests.helpers.searches import Costly, all_searches, seen
 from tests.helpers.tiers import some_quick
 from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, Paged
 
@@ -33,12 +34,7 @@ def solved(search: Search, engine: Engine, questions: list[str], **options: Any)
         options["verifier"] = Costly(0)
     results = solve(search, problem=questions, engine=engine, **options)
     assert engine.kv_bytes() == 0 and not any(result.error for result in results)
-    return {
-        result.problem.question: [
-            (b.tokens, b.path, b.finish_reason, b.score) for b in result.branches
-        ]
-        for result in results
-    }
+    return {result.problem.question: seen(result) for result in results}
 
 
 NAMES = [type(search).__name__ for search in SEARCHES]
@@ -64,23 +60,16 @@ def test_results_depend_on_no_company_no_order_and_no_policy(place: int) -> None
 
 
 def samples(problems: list[Any], **options: Any) -> list[list[str]]:
-    backend = FakeBackend()
-    results = solve(
-        SelfConsistency(n=3, max_tokens=20), problem=problems, engine=backend, **options
-    )
+    backend, search = FakeBackend(), SelfConsistency(n=3, max_tokens=20)
+    results = solve(search, problem=problems, engine=backend, **options)
     assert not backend.live
-    return [
-        [branch.text for branch in sorted(result.branches, key=lambda b: b.path)]
-        for result in results
-    ]
+    return [[branch.text for branch in by_path(result.branches)] for result in results]
 
 
 def test_a_question_that_comes_again_has_samples_of_its_own() -> None:
     again = samples(["q", "q", "r", "q"])
     assert len({tuple(texts) for texts in again}) == 4
-    one = solve(SelfConsistency(n=3, max_tokens=20), problem="q", engine=FakeBackend())
-    assert isinstance(one, Result)
-    assert again[0] == [branch.text for branch in sorted(one.branches, key=lambda b: b.path)]
+    assert samples(["q"]) == again[:1]
     assert samples(["r", "q"]) == [again[2], again[0]]
     assert samples(["q", "r", "q", "q"], concurrency=1) == [again[0], again[2], again[1], again[3]]
     assert samples(["q", "q"], seed=1) != again[:2]

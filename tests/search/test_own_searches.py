@@ -1,26 +1,32 @@
-"""Searches of one's own that ask for what cannot be, or return what is no branch."""
+"""Searches and other code of one's own that ask for what cannot be, return what is no branch, or
+end the process, which is a failure as any error is."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
 from search import (
     Append,
+    BestOfN,
     Case,
-    DiversePrompts,
     Expand,
     Greedy,
     Rate,
     Release,
+    Search,
     SearchSteps,
+    SelfConsistency,
     Step,
     Vary,
     solve,
 )
 from tests.helpers.backends import FakeBackend
-from ttc import Branch, InvalidInput
+from tests.helpers.scripted import Scores
+from ttc import Branch, InvalidInput, Problem
+from ttc.errors import TTCError
 
 WRONG_REQUESTS: list[tuple[Any, str]] = [
     (lambda root: "expand", "what the search yielded='expand' is of type str; give Vary, Expand,"),
@@ -75,9 +81,42 @@ def test_a_search_that_yields_nothing_is_told_to_be_a_generator() -> None:
         solve(Own(), problem="q", engine=FakeBackend())
 
 
-@pytest.mark.parametrize(
-    "fields", [{"phrasings": "{question}"}, {"phrasings": (5,)}, {"hints": None}], ids=str
-)
-def test_phrasings_and_hints_are_lists_of_texts(fields: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"{next(iter(fields))}=.*; give (a list of )?text"):
-        DiversePrompts(**fields)
+# ---------------------------------------------------------------- code that ends the process
+
+
+class ExitsAtOnce(SelfConsistency):
+    def run(self, root: Any, case: Any) -> Any:
+        sys.exit(0)
+
+
+class ExitsBetween(SelfConsistency):
+    def run(self, root: Any, case: Any) -> Any:
+        yield from super().run(root, case)
+        sys.exit(0)
+
+
+class ExitsAtItsChoice(SelfConsistency):
+    def choose(self, candidates: Any, extract: Any) -> Any:
+        sys.exit(0)
+
+
+def exits(*given: Any) -> Any:
+    sys.exit(0)
+
+
+def test_a_verifier_that_exits_is_named() -> None:
+    search = BestOfN(n=2)
+    result = solve(search, problem="1 + 1", engine=FakeBackend(), verifier=Scores(exits))
+    assert str(result.error).startswith("VerifierError: Scores raised SystemExit: 0 (")
+    assert "test_own_searches.py" in str(result.error)
+
+
+@pytest.mark.parametrize("search", [ExitsAtOnce(n=2), ExitsBetween(n=2), ExitsAtItsChoice(n=2)])
+def test_a_search_that_exits_raises_an_error_with_its_line(search: Search) -> None:
+    with pytest.raises(TTCError, match=r"raised SystemExit: 0 \(.*test_own_searches.py:\d+\)"):
+        solve(search, problem=Problem("1 + 1", "a"), engine=FakeBackend())
+
+
+def test_a_reader_of_answers_that_exits_raises_an_error() -> None:
+    with pytest.raises(InvalidInput, match="extract raised SystemExit: 0, on the text"):
+        solve(SelfConsistency(n=2), problem="1 + 1", engine=FakeBackend(), extract=exits)

@@ -4,7 +4,9 @@ made by hand."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,25 +14,19 @@ import pytest
 
 from search import Case, Expand, ParticleFilter, ParticleGibbs, Problem, Rate, Release, solve
 from search.particle_filter import weights
+from tests.helpers.backends import branch_of
 from tests.helpers.scripted import Scores as ByText
 from tests.helpers.scripted import Scripted
 from tests.helpers.trees import HandMadeTree, Scores, searched, texts
 from ttc import Branch
-from ttc.usage import Usage
 
 FILTER = ParticleFilter(n=4, max_steps=3)
-
-
-def branch(score: float | None = None) -> Branch:
-    made = Branch([ord("q")], None, 0, Usage(), lambda tokens: "".join(map(chr, tokens)))
-    made.score = score
-    return made
 
 
 def shares(
     search: ParticleFilter, scores: list[float], counts: list[int] | None = None
 ) -> list[float]:
-    branches = [branch(score) for score in scores]
+    branches = [branch_of(score=score) for score in scores]
     particles = dict(zip(branches, counts or [1] * len(scores), strict=True))
     return list(map(float, weights(particles, {b: search.log_weight(b) for b in branches})))
 
@@ -43,22 +39,20 @@ class Rigged:
 
     def random(self, n: int | None = None) -> Any:
         self.asked += 1
-        return (
-            self.numbers.pop(0) if n is None else np.array([self.numbers.pop(0) for _ in range(n)])
-        )
+        drawn = [self.numbers.pop(0) for _ in range(n or 1)]
+        return drawn[0] if n is None else np.array(drawn)
 
 
 def test_the_published_weights() -> None:
     assert shares(FILTER, [0.9, 0.5]) == pytest.approx([0.9, 0.1])
-    assert shares(replace(FILTER, weight_temperature=2.0), [0.9, 0.5]) == pytest.approx(
-        [0.75, 0.25]
-    )
+    softer = replace(FILTER, weight_temperature=2.0)
+    assert shares(softer, [0.9, 0.5]) == pytest.approx([0.75, 0.25])
     assert shares(FILTER, [0.9, 0.5], [1, 3]) == pytest.approx([9 / 12, 3 / 12])
 
 
 def test_rewards_are_kept_away_from_0_and_1() -> None:
-    assert FILTER.log_weight(branch(1.0)) == pytest.approx(np.log((1 - 1e-7) / 1e-7))
-    assert FILTER.log_weight(branch(0.0)) == pytest.approx(-np.log((1 - 1e-7) / 1e-7))
+    assert FILTER.log_weight(branch_of(score=1.0)) == pytest.approx(np.log((1 - 1e-7) / 1e-7))
+    assert FILTER.log_weight(branch_of(score=0.0)) == pytest.approx(-np.log((1 - 1e-7) / 1e-7))
     assert shares(FILTER, [0.0, 0.0]) == [0.5, 0.5]
 
 
@@ -73,13 +67,9 @@ def test_scores_that_are_no_probabilities_are_refused(score: float) -> None:
 
 
 def drawn(search: ParticleFilter, scores: list[float], count: int, *numbers: float) -> list[int]:
-    branches = [branch(score) for score in scores]
-    counts = search.draw(
-        dict.fromkeys(branches, 1),
-        {b: search.log_weight(b) for b in branches},
-        count,
-        Rigged(*numbers),  # type: ignore[arg-type]
-    )
+    branches = [branch_of(score=score) for score in scores]
+    log_weights = {branch: search.log_weight(branch) for branch in branches}
+    counts = search.draw(dict.fromkeys(branches, 1), log_weights, count, Rigged(*numbers))
     return [counts.get(b, 0) for b in branches]
 
 
@@ -108,7 +98,7 @@ class Answers:
     ):
         self.rng, self.requests = Rigged(*numbers), list[Any]()
         root = tree.root([ord("q")])
-        steps, answer = search.run(root, Case(rng=self.rng)), None  # type: ignore[arg-type]
+        steps, answer = search.run(root, Case(rng=self.rng)), None
         while True:
             try:
                 request = steps.send(answer)
@@ -146,17 +136,13 @@ def test_finished_particles_are_drawn_too_with_the_score_they_have() -> None:
     assert run.candidates == ["a."]
 
 
-def test_a_finished_particle_on_which_several_stand_is_one_candidate_and_weighs_as_several() -> (
-    None
-):
+def test_a_finished_particle_on_which_several_stand_is_one_candidate_and_weighs_as_all() -> None:
     tree = HandMadeTree({"": ["a.", "b"]})
     search = ParticleFilter(n=4, max_steps=3)
     run = Answers(search, tree, {"a.": 0.5}, 0.1, 0.2, 0.6, 0.9, 0.1, 0.2, 0.74, 0.76)
     # a., b, a., b: two particles on the first, one on the third and the last; as all rate .5, half
     # of the weight is the first one's, and .76 alone falls on bx
-    assert (
-        run.requests[0] == {"": 4} and run.requests[1] == {"b": 1} and run.requests[2] == {"bx": 1}
-    )
+    assert run.requests == [{"": 4}, {"b": 1}, {"bx": 1}]
     assert run.candidates.count("a.") == 2
 
 
@@ -182,9 +168,8 @@ def test_a_filter_writes_max_steps_steps_and_no_more() -> None:
 
 
 def test_the_best_rated_particle_answers() -> None:
-    result = searched(
-        ParticleFilter(n=3, max_steps=1), HandMadeTree({"": ["a.", "b.", "c."]}), {"b.": 0.8}
-    )
+    tree = HandMadeTree({"": ["a.", "b.", "c."]})
+    result = searched(ParticleFilter(n=3, max_steps=1), tree, {"b.": 0.8})
     assert result.answer == "b." and len(result.branches) == 3
 
 
@@ -193,13 +178,10 @@ def test_the_best_rated_particle_answers() -> None:
 
 def test_one_sweep_is_plain_filtering() -> None:
     tree = {"": ["a", "b", "c."]}
+    searches = ParticleFilter(n=4, max_steps=3), ParticleGibbs(n=4, max_steps=3, sweeps=1)
     for seed in range(3):
         plain, gibbs = (
-            searched(search, HandMadeTree(tree), {"a": 0.7}, seed=seed)
-            for search in (
-                ParticleFilter(n=4, max_steps=3),
-                ParticleGibbs(n=4, max_steps=3, sweeps=1),
-            )
+            searched(search, HandMadeTree(tree), {"a": 0.7}, seed=seed) for search in searches
         )
         assert [b.path for b in plain.branches] == [b.path for b in gibbs.branches]
 
@@ -262,14 +244,15 @@ LETTERS = {"a": 0.9, "b": 0.5, "ac.": 0.5, "ad.": 0.6, "bc.": 0.9, "bd.": 0.2}
 """A tree of two steps, whose letters are equally likely, and how its texts are rated."""
 
 
-def exact_share(first: str) -> float:
-    """The share of texts that begin with `first` in the target: each text's probability times r /
-    (1 - r) of both of its steps."""
+def share_of_a(steps: Sequence[int]) -> float:
+    """The share of texts that begin with "a", each weighed by r / (1 - r) of these of its steps."""
     odds = {text: r / (1 - r) for text, r in LETTERS.items()}
-    weights = {text: odds[text[0]] * odds[text] for text in LETTERS if len(text) == 3}
-    return sum(weight for text, weight in weights.items() if text[0] == first) / sum(
-        weights.values()
-    )
+    weights = {
+        text: prod([odds[text[0]], odds[text]][step] for step in steps)
+        for text in LETTERS
+        if len(text) == 3
+    }
+    return sum(w for text, w in weights.items() if text[0] == "a") / sum(weights.values())
 
 
 @pytest.mark.slow
@@ -292,17 +275,11 @@ def test_the_reference_is_drawn_from_the_target_wherever_particles_were_not_draw
         return ("cd" if branch.text else "ab")[branch.key % 2] + ("0" if branch.text else ",")
 
     search = Watched(n=4, sweeps=3, max_steps=3, ess_threshold=ess_threshold, delimiter=",")
-    backend, rates = (
-        Scripted(step),
-        ByText(lambda branch: LETTERS[branch.text.replace(",", "").replace("0", ".")]),
-    )
+    backend = Scripted(step)
+    rates = ByText(lambda branch: LETTERS[branch.text.replace(",", "").replace("0", ".")])
     problems = [Problem("q", id=str(number)) for number in range(100)]
     solve(search, problem=problems, engine=backend, verifier=rates)
     share = sum(text[0] == "a" for text in references) / len(references)
     assert len(references) == 200 and not backend.live
-    assert share == pytest.approx(exact_share("a"), abs=0.08)
-    last = {text: r / (1 - r) for text, r in LETTERS.items() if len(text) == 3}
-    assert (
-        abs(sum(w for t, w in last.items() if t[0] == "a") / sum(last.values()) - exact_share("a"))
-        > 0.2
-    )
+    assert share == pytest.approx(share_of_a([0, 1]), abs=0.08)
+    assert abs(share_of_a([1]) - share_of_a([0, 1])) > 0.2  # of the last step alone

@@ -58,9 +58,8 @@ def test_a_finished_branch_takes_its_continuation_out_of_the_budget() -> None:
 
 def test_the_best_open_branch_gets_the_most_continuations() -> None:
     backend = HandMadeTree({"": [*"abc"]})
-    result = searched(
-        REBASE(n=16, max_steps=2, balance_temperature=0.2), backend, {"a": 0.1, "b": 0.9, "c": 0.5}
-    )
+    search = REBASE(n=16, max_steps=2, balance_temperature=0.2)
+    result = searched(search, backend, {"a": 0.1, "b": 0.9, "c": 0.5})
     on = {parent: sum(node.parent == parent for node in result.tree) for parent in range(1, 17)}
     # five of "b" rated alike, then five of "c": ceil(16 / 5.79), ceil(13 / 4.79), ... and what is
     # left to the first "c"

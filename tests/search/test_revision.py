@@ -27,11 +27,9 @@ class Answers(Scripted):
 def run(
     search: Revision, backend: Any, scores: dict[str, float] | None = None, **options: Any
 ) -> Any:
-    rate = (
-        (lambda branch: 0.5)
-        if scores is None
-        else (lambda branch: scores[branch.text.removesuffix("0")])
-    )
+    def rate(branch: Branch) -> float:
+        return 0.5 if scores is None else scores[branch.text.removesuffix("0")]
+
     options = {"extract": lambda text: text.removesuffix("0") or None} | options
     result = solve(search, problem="q", engine=backend, verifier=Scores(rate), **options)
     assert not getattr(backend, "live", None)
@@ -49,15 +47,13 @@ def test_every_attempt_is_asked_for_and_read_alone() -> None:
     assert backend.calls == [2, 2, 2]  # all chains together
     given = [node.text for node in result.tree if node.score is None and node.parent is not None]
     assert given == ["\n\nQuestion: Again.\nAnswer:"] * 4
-    assert (
-        result.usage.prompt_tokens == 4 * len(given[0]) and result.usage.generated_tokens == 6 * 2
-    )
+    assert result.usage.prompt_tokens == 4 * len(given[0])
+    assert result.usage.generated_tokens == 6 * 2
 
 
 def prompts_of(search: Revision, backend: Scripted) -> list[str]:
     """What stood before each attempt, after the question."""
-    seen: list[str] = []
-    plain = backend.script
+    seen, plain = list[str](), backend.script
 
     def script(branch: Branch) -> str:
         seen.append(backend.decode(branch.tokens[: branch.prompt_length]).partition("\nAnswer:")[2])
@@ -73,13 +69,9 @@ def test_an_attempt_sees_at_most_so_many_before_it() -> None:
     seen = prompts_of(Revision(n=1, attempts=5, memory=2, feedback="Again."), Answers("12345"))
     # the backend's own end of sequence, a 0, is left out where an answer is gone on from, and a
     # text when it is given
-    assert [s.replace("0", "") for s in seen] == [
-        "",
-        f"1{turn}",
-        f"1{turn}2{turn}",
-        f"2{turn}3{turn}",
-        f"3{turn}4{turn}",
-    ]
+    attempts = ["", "1", "12", "23", "34"]
+    expected = ["".join(answer + turn for answer in before) for before in attempts]
+    assert [s.replace("0", "") for s in seen] == expected
     seen = prompts_of(Revision(n=1, attempts=6, feedback="Again."), Answers("123456"))
     assert [s.count("Again.") for s in seen] == [0, 1, 2, 3, 4, 4]
 
@@ -96,12 +88,11 @@ def test_the_highest_total_wins_within_a_chain_and_then_over_chains() -> None:
 
 
 def test_an_earlier_answer_is_not_read_for_a_revision_that_has_none() -> None:
-    result = run(
-        Revision(n=1, attempts=2),
-        Answers("7x"),
-        {"7": 0.1, "x": 0.9},
-        extract=lambda t: "7" if "7" in t else None,
-    )
+    def read(text: str) -> str | None:
+        return "7" if "7" in text else None
+
+    scores = {"7": 0.1, "x": 0.9}
+    result = run(Revision(n=1, attempts=2), Answers("7x"), scores, extract=read)
     assert result.answer == "7" and [b.text for b in result.branches] == ["70"]
     assert "7" not in result.tree[-1].text
 
@@ -136,9 +127,8 @@ def test_attempts_let_go_of_their_branches() -> None:
 @pytest.mark.parametrize("memory", [1, 4])
 def test_an_engine_writes_what_plain_generation_does(memory: int) -> None:
     engine = make_engine(context=400)
-    search = Revision(
-        n=2, attempts=4, memory=memory, max_tokens=7, temperature=0.0, feedback="Again."
-    )
+    sizes = {"n": 2, "attempts": 4, "memory": memory, "max_tokens": 7}
+    search = Revision(temperature=0.0, feedback="Again.", **sizes)
     result = run(search, engine, extract=lambda text: text)
     assert len(result.branches) == 2 and engine.kv_bytes() == 0 and len(attempts(result)) == 8
     engine.model.set_attn_implementation("eager")

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from search import BeamSearch, BestOfN, DiversePrompts, Greedy, Result, SelfConsistency, solve
+from search import BeamSearch, BestOfN, DiversePrompts, Greedy, Result, solve
 from search.rating import aggregate
 from tests.helpers.backends import FakeBackend
 from tests.helpers.scripted import Scores
 from tests.helpers.tokenizers import Letters
-from ttc import InvalidInput
 from ttc.branch import Branch
 from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
@@ -112,14 +111,6 @@ def test_a_phrasing_too_long_for_the_model_stops_its_problem_alone() -> None:
     fine, failed = run(search, ["x", "a long one"], template=PLAIN)
     assert fine.error is None
     assert failed.error == "InvalidInput: the prompt is longer than 2000 tokens"
-    with pytest.raises(InvalidInput, match=r"must hold \{question\}"):
-        DiversePrompts(phrasings=("Solve it.",))
-
-
-def test_self_consistency_answers_with_the_majority() -> None:
-    result = run(SelfConsistency(n=40, max_tokens=1))
-    texts = [b.text for b in sorted(result.branches, key=lambda b: b.path)]
-    assert result.answer == max(texts, key=lambda t: (texts.count(t), -texts.index(t)))
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ class Talk(Scripted):
         self.turns, self.prompts = iter(says), list[str]()
 
     def write(self, branch: Branch) -> str:
-        self.prompts.append(
-            self.decode(branch.tokens[: branch.prompt_length]).partition("\nAnswer:")[2]
-        )
+        prompt = self.decode(branch.tokens[: branch.prompt_length])
+        self.prompts.append(prompt.partition("\nAnswer:")[2])
         return next(self.turns) + "0"
 
 
@@ -42,12 +41,8 @@ def test_the_answer_that_was_confirmed_is_returned() -> None:
     backend = Talk("1", "wrong", "2", "Yes, It is Correct. 3")
     result = run(backend)
     assert result.best.text == "20" and result.answer == "20"
-    assert backend.prompts == [
-        "",
-        f"1{turn(FEEDBACK)}",
-        f"1{turn(FEEDBACK)}wrong{turn(REWRITE)}",
-        f"1{turn(FEEDBACK)}wrong{turn(REWRITE)}2{turn(FEEDBACK)}",
-    ]
+    said = [f"1{turn(FEEDBACK)}", f"wrong{turn(REWRITE)}", f"2{turn(FEEDBACK)}"]
+    assert backend.prompts == ["".join(said[:count]) for count in range(4)]
 
 
 def test_there_are_at_most_four_answers() -> None:

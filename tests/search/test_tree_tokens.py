@@ -20,15 +20,11 @@ from tests.helpers.engines import make_engine
 from tests.helpers.scripted import Scores
 from ttc.results import Node
 
+PHRASINGS = ("Solve {question}", "Now solve {question}")
 SEARCHES = [
     BestOfN(n=3, max_tokens=6),
     BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3),
-    DiversePrompts(
-        n=3,
-        max_tokens=5,
-        phrasings=("Solve {question}", "Now solve {question}"),
-        hints=("So", "Well"),
-    ),
+    DiversePrompts(n=3, max_tokens=5, phrasings=PHRASINGS, hints=("So", "Well")),
     Revision(n=2, attempts=2, max_tokens=4, feedback="Again."),
     SelfRefine(attempts=2, max_tokens=4, feedback_tokens=3),
     BudgetForcing(waits=1, thinking_tokens=6, answer_tokens=4),

@@ -38,13 +38,6 @@ def test_a_finished_branch_answers_before_a_better_one_that_is_open() -> None:
     assert best is not None and best.path == (1, 1)
 
 
-def test_a_budget_ends_it_with_the_best_so_far() -> None:
-    result = run({(1,)}, 4, max_tokens=3)
-    assert result.stopped == "max_tokens" and result.best.path == (1,)
-    result = run(set(), 4, max_calls=1)
-    assert result.stopped == "max_calls" and result.best.path == (0,)
-
-
 def test_a_rating_beyond_the_budget_loses_no_finished_branch() -> None:
     for ends, left in (({(1,)}, [(1,)]), (set(), [(0, 0), (0, 1), (1,)])):
         result = run(ends, 4, verifier=Priced, max_tokens=20)

@@ -17,8 +17,8 @@ from search.admission import PROBLEMS, ProblemAdmission
 from search.base import Case, SearchSteps
 from tests.helpers import searches
 from tests.helpers.backends import FakeBackend
-from tests.helpers.engines import at_pass, make_engine
-from tests.helpers.ownership import Cancelled, assert_nothing_left
+from tests.helpers.engines import make_engine
+from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.scripted import Scores
 from tests.helpers.tiers import examples
 from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Headwise, Layerwise, Paged, Sampling
@@ -230,16 +230,3 @@ def test_memory_says_how_many_tokens_it_holds() -> None:
     assert tokens(Resident(1280 / 2**30)) == 10
     assert tokens(Paged(1280 / 2**30, host_budget_gib=2560 / 2**30)) == 20
     assert tokens(Resident()) == tokens(Paged(1280 / 2**30)) > 10**6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", ENGINES)
-@pytest.mark.parametrize("at", [3, 6, 10])
-def test_an_interrupt_in_any_token_frees_everything(options: dict[str, Any], at: int) -> None:
-    def stop() -> None:
-        raise Cancelled
-
-    engine = make_engine(context=160, **options)
-    with pytest.raises(Cancelled), at_pass(engine, at, stop):
-        solved(SEARCHES[3], engine, QUESTIONS)
-    assert_nothing_left(engine, [])

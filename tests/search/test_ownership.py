@@ -16,16 +16,19 @@ from tests.helpers.engines import at_pass, make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
 from tests.helpers.searches import all_searches
 from tests.helpers.tiers import examples
-from ttc import BeamGroups, BlockCache, Engine
+from ttc import BeamGroups, BlockCache, DecodeGate, Engine, Headwise, Layerwise, Paged
 
 SEARCHES = all_searches(
     **dict.fromkeys(("n", "max_steps", "max_depth", "max_states", "iterations"), 3),
     **{"max_tokens": 4, "beam_width": 2, "step_tokens": 2},
 )
+BUDGET = 90_000 / 2**30
 ENGINES: list[dict[str, Any]] = [
     {},
+    {"gate": DecodeGate(theta=0.0, r_gap=0.05, min_tokens=2)},
     {"cache": BlockCache(2)},
-    {"memory": BeamGroups(budget_gib=90_000 / 2**30, block_tokens=8)},
+    *({"memory": policy(BUDGET, block_tokens=8)} for policy in (BeamGroups, Paged, Layerwise)),
+    {"memory": Headwise(BUDGET)},
 ]
 
 

@@ -84,15 +84,6 @@ def test_against_the_recursive_algorithm(
     assert max(map(len, backend.held)) <= depth * (width - 1) + width + 2
 
 
-def test_a_budget_ends_it_with_the_best_so_far() -> None:
-    scores = {(0,): 0.6, (1,): 0.9, (1, 0): 0.8, (1, 1): 0.4, (0, 0): 0.9}
-    search = TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=2, threshold=0.5)
-    result, _ = run(search, scores, {(1, 0), (0, 0)}, max_tokens=4)
-    assert result.stopped == "max_tokens" and result.best.path == (1, 0)
-    result, _ = run(search, scores, set(), max_tokens=2)
-    assert result.stopped == "max_tokens" and result.best.path == (1,)
-
-
 def test_a_thought_that_is_cut_short_is_rated_as_it_is() -> None:
     """A step's length limit is no end of the branch: it goes on."""
     backend = Scripted(lambda branch: "xxxxx")

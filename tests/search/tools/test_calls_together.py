@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -25,10 +25,12 @@ from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
+from tests.helpers import searches
 from tests.helpers.call_syntaxes import CALLS
 from tests.helpers.calling import WEATHER, caller
+from tests.helpers.drivers import run
 from tests.helpers.parts import installed
-from tests.helpers.searches import Costly
+from tests.helpers.searches import Costly, exactly
 from tests.helpers.thinking import Thinking
 from ttc import (
     BeamGroups,
@@ -182,11 +184,7 @@ def results(a: Asked, b: Beside, engine: Engine, problems: list[str]) -> dict[st
         while driver.busy:
             if step == b.at_step and b.cancelled is not None:
                 driver.cancel(b.cancelled)
-            found |= {
-                names[number]: progress.result
-                for number, progress in driver.step()
-                if progress.result is not None
-            }
+            found |= {names[number]: result for number, result in run(driver, 1).items()}
             step += 1
     finally:
         driver.close()
@@ -195,16 +193,12 @@ def results(a: Asked, b: Beside, engine: Engine, problems: list[str]) -> dict[st
 
 def seen(result: Result) -> Any:
     branches = [
-        (x.tokens, x.path, x.step_ends, x.step_reasons, x.finish_reason, x.tool_calls, x.score)
+        (x.tokens, x.step_ends, x.step_reasons, x.tool_calls, x.answer_text, x.thought)
         for x in result.branches
     ]
-    said = [
-        (x.answer_text, x.thought, x.thinking_tokens, x.thought_closed) for x in result.branches
-    ]
-    tree = [asdict(replace(node, logprobs=[])) for node in result.tree]
-    usage = result.usage
-    counts = (usage.generated_tokens, usage.thinking_tokens, usage.tool_calls)
-    return result.answer, branches, said, tree, counts, result.stopped, str(result.error)
+    closed = [(x.thinking_tokens, x.thought_closed) for x in result.branches]
+    counts = result.usage.thinking_tokens, result.usage.tool_calls
+    return searches.seen(result), branches, closed, exactly(result.tree), counts
 
 
 @pytest.mark.few(1)

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from search import BestOfN, Greedy, SelfConsistency, solve, solve_each
-from search.base import Search
+from search import BeamSearch, BestOfN, Greedy, Search, SelfConsistency, solve, solve_each
+from search.selection import by_path
 from tests.helpers.engines import make_engine
 from tests.helpers.models import small
 from tests.helpers.scripted import Scripted
 from tests.helpers.searches import Costly, RandomTree, all_searches
 from tests.helpers.tiers import some_quick
 from tests.helpers.tools import Letter, counting, letter, tool
+from tests.search.test_conversations import SHORT, WITH_SYSTEM, engine
 from ttc import Branch, InvalidInput
 from ttc.results import Result
 from ttc.tool_calls import Written
@@ -32,15 +33,20 @@ def says(*texts: str) -> Scripted:
     """Each child of the root writes its own text, whatever it is told in between; a 0 ends it."""
 
     def rest(branch: Branch) -> str:
-        text = texts[branch.path[0] % len(texts)]
-        written = "".join(
-            chr(token)
-            for token, logprob in zip(branch.generated, branch.logprobs, strict=True)
-            if logprob == logprob
-        )
-        return text[len(written) :]
+        written = sum(logprob == logprob for logprob in branch.logprobs)  # else it was told
+        return texts[branch.path[0] % len(texts)][written:]
 
     return Scripted(rest, longest=2000)
+
+
+def of_two() -> Scripted:
+    """For the problem "x" a tool is called, for others none."""
+
+    def script(branch: Branch) -> str:
+        calls = "x" in "".join(map(chr, branch.tokens[: branch.prompt_length]))
+        return ("0" if branch.tool_calls else "a7") if calls else "b0"
+
+    return Scripted(script)
 
 
 def run(backend: Any, tools: Any, search: Search | None = None, **options: Any) -> Result:
@@ -56,7 +62,7 @@ def run(backend: Any, tools: Any, search: Search | None = None, **options: Any) 
 
 def test_a_branch_is_told_the_answer_and_goes_on() -> None:
     result = run(says("ab7cd0", "x0"), counting())
-    first, second = sorted(result.branches, key=lambda branch: branch.path)
+    first, second = by_path(result.branches)
     assert first.text == "ab7[2]cd0" and second.text == "x0"
     assert first.answer_text == "abcd0" and second.answer_text == "x0"
     (call,) = first.tool_calls
@@ -66,9 +72,8 @@ def test_a_branch_is_told_the_answer_and_goes_on() -> None:
     assert not call.failed and not second.tool_calls
     assert result.tree[1].tool_calls == [call] and result.usage.tool_calls == 1
     assert result.usage.generated_tokens == 8 and first.step_reasons == ["eos"]
-    assert (
-        Result.from_dict(result.to_dict()).branches[0].tool_calls == result.branches[0].tool_calls
-    )
+    again = Result.from_dict(result.to_dict())
+    assert again.branches[0].tool_calls == result.branches[0].tool_calls
 
 
 def test_what_a_step_may_write_counts_over_its_calls() -> None:
@@ -117,9 +122,8 @@ def test_half_of_a_pair_in_a_tools_schema_is_refused() -> None:
 
 def test_where_nothing_is_called_all_is_as_without_tools() -> None:
     def drawn(**options: Any) -> list[str]:
-        result = solve(
-            SelfConsistency(n=6, max_tokens=12), problem="q", engine=RandomTree(), **options
-        )
+        search = SelfConsistency(n=6, max_tokens=12)
+        result = solve(search, problem="q", engine=RandomTree(), **options)
         return [branch.text for branch in result.branches]
 
     called = counting().tools[0]
@@ -173,7 +177,7 @@ def test_equal_calls_of_a_problem_are_made_once() -> None:
     search = SelfConsistency(n=3, max_tokens=20)
     result = run(says("a7x0", "ab7y0", "a7z0"), counting(ask), search)
     assert sorted(asked) == ["a", "ab"] and result.usage.tool_calls == 3
-    first, _, third = sorted(result.branches, key=lambda branch: branch.path)
+    first, _, third = by_path(result.branches)
     assert first.tool_calls[0].answer == third.tool_calls[0].answer
 
 
@@ -183,14 +187,8 @@ def test_other_problems_go_on_while_a_tool_runs() -> None:
     def wait(text: str) -> bool:
         return ended.wait(WAIT_S)
 
-    def script(branch: Branch) -> str:
-        calls = "x" in "".join(map(chr, branch.tokens[: branch.prompt_length]))
-        return ("a7" if not branch.tool_calls else "0") if calls else "b0"
-
-    told = dict[str, str]()
-    for result in solve_each(
-        Greedy(), problems=["x", "y"], engine=Scripted(script), tools=counting(wait)
-    ):
+    told, tools = dict[str, str](), counting(wait)
+    for result in solve_each(Greedy(), problems=["x", "y"], engine=of_two(), tools=tools):
         told[result.problem.question] = result.branches[0].text
         ended.set()
     assert list(told.items()) == [("y", "b0"), ("x", "a7[true]0")]
@@ -201,13 +199,10 @@ def test_other_problems_go_on_while_a_tool_runs() -> None:
 )
 def test_every_search_works_with_tools(search: Search) -> None:
     """Its branches call a tool wherever a 7 comes, and no answer is read of what they are told."""
-    backend = RandomTree(letters="7172,37,7450")
+    backend, tools = RandomTree(letters="7172,37,7450"), counting(lambda text: "NOT-READ")
     verifier = Costly(1) if search.needs_verifier else None
-    tools = counting(lambda text: "NOT-READ")
-    result = solve(
-        search, problem="q1", engine=backend, tools=tools, verifier=verifier, extract=lambda t: t
-    )
-    assert not backend.live and result.error is None
+    result = run(backend, tools, search, verifier=verifier)
+    assert result.error is None
     calls = [call for node in result.tree for call in node.tool_calls]
     assert calls and result.usage.tool_calls >= len(calls)
     for call in calls:  # of this turn's words alone
@@ -215,9 +210,7 @@ def test_every_search_works_with_tools(search: Search) -> None:
     for branch in result.branches:
         assert "NOT-READ" not in str(branch.answer_text)
         assert branch.text.count("[NOT-READ]") <= len(branch.tool_calls)
-    again = solve(
-        search, problem="q1", engine=backend, tools=tools, verifier=verifier, extract=lambda t: t
-    )
+    again = run(backend, tools, search, verifier=verifier)
     assert (again.answer, again.tree) == (result.answer, result.tree)
 
 
@@ -227,10 +220,8 @@ def test_every_search_works_with_tools(search: Search) -> None:
 def test_a_budget_of_calls_ends_the_search_before_its_next_step() -> None:
     search = BestOfN(n=2, max_tokens=9)
     assert run(says("a70"), counting(), search, verifier=Costly(1), max_tool_calls=1).answer
-    stepwise = next(s for s in all_searches() if type(s).__name__ == "BeamSearch")
-    result = run(
-        RandomTree(letters="77,,"), counting(), stepwise, verifier=Costly(1), max_tool_calls=1
-    )
+    options = {"verifier": Costly(1), "max_tool_calls": 1}
+    result = run(RandomTree(letters="77,,"), counting(), BeamSearch(max_steps=5), **options)
     assert result.stopped == "max_tool_calls" and result.usage.tool_calls >= 1
 
 
@@ -270,53 +261,43 @@ def test_a_call_that_the_template_refuses_fails_its_problem_alone(
 
     monkeypatch.setattr(ToolChat, "after", refuse)
 
-    def script(branch: Branch) -> str:
-        calls = "x" in "".join(map(chr, branch.tokens[: branch.prompt_length]))
-        return "a70" if calls else "b0"
-
-    backend = Scripted(script)
-    called, other = solve(
-        SelfConsistency(n=2), problem=["x", "y"], engine=backend, tools=counting()
-    )
+    backend, search = of_two(), SelfConsistency(n=2)
+    called, other = solve(search, problem=["x", "y"], engine=backend, tools=counting())
     assert "the template takes no such call" in str(called.error) and not backend.live
     assert other.error is None and other.branches[0].text == "b0"
 
 
-def answered(run_tool: Any, text: str = "a70", **limits: Any) -> str:
-    (branch,) = run(says(text), counting(run_tool, **limits), Greedy()).branches
-    assert branch.tool_calls[0].failed
-    return str(branch.tool_calls[0].answer)
+def broken(text: str) -> str:
+    raise KeyError("no such city")
 
 
-def test_a_tool_that_raises_says_so_to_the_branch() -> None:
-    def broken(text: str) -> str:
-        raise KeyError("no such city")
+FAULTS: list[tuple[Tools, str]] = [
+    (counting(broken), "Error: KeyError: 'no such city'"),
+    (
+        counting(lambda text: threading.Event().wait(WAIT_S), time_s=0.05),
+        "Error: no answer came within 0.05 s",
+    ),
+    (
+        Tools([tool(lambda number: 1, number="integer")], format=Letter()),
+        "Error: the argument number is missing; count takes number",
+    ),
+    (
+        Tools([tool(lambda text: 1, "other")], format=Letter()),
+        "Error: there is no tool count; the tools are: other",
+    ),
+]
 
-    assert answered(broken) == "Error: KeyError: 'no such city'"
 
-
-def test_a_tool_that_takes_too_long_is_not_waited_for() -> None:
-    ended = threading.Event()
-    answer = answered(lambda text: str(ended.wait(WAIT_S)), time_s=0.05)
-    ended.set()
-    assert answer == "Error: no answer came within 0.05 s"
-
-
-def test_wrong_arguments_and_unknown_tools_are_named() -> None:
-    takes = Tools([tool(lambda number: 1, number="integer")], format=Letter())
-    (branch,) = run(says("a70"), takes, Greedy()).branches
-    assert branch.tool_calls[0].answer == (
-        "Error: the argument number is missing; count takes number"
-    )
-    other = Tools([tool(lambda text: 1, "other")], format=Letter())
-    (branch,) = run(says("a70"), other, Greedy()).branches
-    assert branch.tool_calls[0].answer == ("Error: there is no tool count; the tools are: other")
+@pytest.mark.parametrize(("tools", "told"), FAULTS)
+def test_a_call_that_fails_says_so_to_the_branch(tools: Tools, told: str) -> None:
+    (branch,) = run(says("a70"), tools, Greedy()).branches
+    assert branch.tool_calls[0].failed and branch.tool_calls[0].answer == told
 
 
 def test_a_tool_without_a_function_is_left_to_the_caller() -> None:
     schema = counting().tools[0].schema
     result = run(says("ab7c0", "x0"), Tools([schema], format=Letter()))
-    first, second = sorted(result.branches, key=lambda branch: branch.path)
+    first, second = by_path(result.branches)
     assert first.text == "ab7" and first.finish_reason == "end"
     assert first.tool_calls[0].answer is None and first.answer_text == "ab"
     assert second.text == "x0" and not second.tool_calls
@@ -431,3 +412,18 @@ def test_half_of_a_pair_in_what_a_model_calls_with_is_a_character_that_is_not_kn
     result = run(says("a70"), counting(lambda text: text, format=form), Greedy())
     (call,) = result.branches[0].tool_calls
     assert call.arguments == {"text": "\ufffd"} and call.answer == "\ufffd"
+
+
+def test_tools_are_told_of_in_a_conversation() -> None:
+    def times(a: int, b: int) -> int:
+        """Multiply two numbers.
+
+        Args:
+            a: one.
+            b: the other.
+        """
+        return a * b
+
+    result = solve(SHORT, problem=WITH_SYSTEM, engine=engine(context=4096), tools=Tools([times]))
+    head, _, rest = str(result.prompt).partition("<eos>")
+    assert "Be brief." in head and "Multiply two numbers." in head and "And 2 more?" in rest

@@ -201,10 +201,10 @@ class ActiveSearch:
 
     # ------------------------------------------------------------ budget
 
-    def affordable(self, engine: Backend) -> tuple[int, int]:
+    def affordable(self, engine: Backend, step: int) -> tuple[int, int]:
         """How many of the waiting children the budget pays for now, their rating included, and the
-        tokens of each step."""
-        step, rater, question = self.step_tokens, self.config.rater, self.question
+        tokens of each step. step: the most that it may write."""
+        rater, question = self.config.rater, self.question
 
         def price(count: int) -> int:
             if self.closing is not None:

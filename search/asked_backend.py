@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from typing import Any, Literal
@@ -115,13 +115,8 @@ class AskedBackend(Backend):
         self.tokenizer = WordTokenizer()
         self.models = dict.fromkeys(models or ("",), self)
 
-    @property
-    def lacks(self) -> Mapping[Need, str]:
-        return LACKS
-
-    @property
-    def writes_ahead(self) -> bool:
-        return True
+    lacks = LACKS
+    writes_ahead = True
 
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
@@ -167,8 +162,9 @@ class AskedBatch(Batch):
         check_strings("end", step.end)
         if step.statistics:
             raise Unsupported(f"Step.statistics=True: {LACKS['statistics']}")
-        limits = [step.max_tokens] * len(branches) if limits is None else limits
-        for branch, limit in zip(branches, limits, strict=True):
+        for branch, limit in zip(
+            branches, limits or [step.max_tokens] * len(branches), strict=True
+        ):
             work = Pending("text", branch, Step(limit, step.delimiters, step.end), sampling)
             self.works[work.id] = work
             self.desk.ask(work)

@@ -20,13 +20,20 @@ from search.base import Search
 from search.checkpoint import Checkpoint, described
 from search.config import SearchConfig
 from search.driver import Driver
-from search.options import SolveKeywords, SolveOptions, as_problem, as_strings, check_keywords
+from search.options import (
+    One,
+    SolveKeywords,
+    SolveOptions,
+    as_problem,
+    as_strings,
+    check_keywords,
+)
 from ttc.checks import check_is, check_kind, check_whole
 from ttc.errors import InvalidInput, number_of, on_failure, refuse
 from ttc.results import Problem, Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.task import one_at_a_time
-from ttc.text.roles import Message, Messages
+from ttc.text.roles import Message
 
 SEEDS = 2**31
 """Seeds of trials are below it, as those of most generators have to be."""
@@ -226,7 +233,7 @@ class AskTell:
 def ask_tell(
     search: Search,
     *,
-    problem: str | Problem | Messages,
+    problem: One,
     checkpoint: str | os.PathLike[str] | None = None,
     models: Sequence[str] = (),
     **options: Unpack[SolveKeywords],

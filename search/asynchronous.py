@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Event
 from typing import Any, TypeVar, Unpack, overload
 
 from search.base import Search
-from search.options import CallKeywords, Cancel, SolveKeywords, check_cancel
-from search.solving import solve, stream
-from ttc.backend import Backend
-from ttc.results import Problem, Progress, Result
-from ttc.text.roles import Messages
+from search.options import CallKeywords, Cancel, Many, One, SolveKeywords, check_cancel
+from search.solving import Engines, solve, stream
+from ttc.results import Progress, Result
 
 T = TypeVar("T")
 
@@ -23,20 +21,20 @@ T = TypeVar("T")
 async def asolve(
     search: Search,
     *,
-    problem: str | Problem | Messages,
-    engine: Backend,
+    problem: One,
+    engine: Engines,
     **options: Unpack[CallKeywords],
 ) -> Result: ...
 @overload
 async def asolve(
     search: Search,
     *,
-    problem: Sequence[Problem] | list[str] | Sequence[Messages],
-    engine: Backend,
+    problem: Many,
+    engine: Engines,
     **options: Unpack[CallKeywords],
 ) -> list[Result]: ...
 async def asolve(
-    search: Search, *, problem: Any, engine: Backend, **options: Any
+    search: Search, *, problem: Any, engine: Engines, **options: Any
 ) -> Result | list[Result]:
     """`solve` for asyncio. Cancelling the task ends the search within a pass of the model and frees
     its memory before `CancelledError` is raised.
@@ -54,8 +52,8 @@ async def asolve(
 async def astream(
     search: Search,
     *,
-    problem: str | Problem | Messages,
-    engine: Backend,
+    problem: One,
+    engine: Engines,
     tokens: bool = False,
     **options: Unpack[SolveKeywords],
 ) -> AsyncGenerator[Progress, None]:

@@ -76,13 +76,16 @@ class Case:
 
     def answer(self, max_tokens: int, statistics: bool = False) -> Step:
         """All the rest: the thought, and an answer of so many tokens after it."""
-        whole = None if self.thinking is None else replace(self.thinking, step=None)
-        return Step(max_tokens, end=self.end, statistics=statistics, thinking=whole)
+        thinking = self._parted(None)
+        return Step(max_tokens, end=self.end, statistics=statistics, thinking=thinking)
 
     def part(self, tokens: int, statistics: bool = False) -> Step:
         """So many tokens more, of the thought or of the answer."""
-        parted = None if self.thinking is None else replace(self.thinking, step=tokens)
-        return Step(tokens, end=self.end, statistics=statistics, thinking=parted)
+        thinking = self._parted(tokens)
+        return Step(tokens, end=self.end, statistics=statistics, thinking=thinking)
+
+    def _parted(self, step: int | None) -> Thinking | None:
+        return None if self.thinking is None else replace(self.thinking, step=step)
 
     @property
     def thinking_tokens(self) -> int:
@@ -281,12 +284,8 @@ def drop_gated(children: Sequence[Branch]) -> SearchSteps:
 
 
 def check_request(request: Any) -> None:
-    check_is(
-        "what the search yielded",
-        request,
-        Request,
-        "Vary, Expand, Append, Handoff, Rate or Release",
-    )
+    kinds = "Vary, Expand, Append, Handoff, Rate or Release"
+    check_is("what the search yielded", request, Request, kinds)
     if isinstance(request, Vary):
         check_branches([request.root], "Vary.root")
         check_whole("Vary.n", request.n, 0)

@@ -34,7 +34,7 @@ def begin_children(run: UnderWay, active: ActiveSearch, request: Expand) -> None
     kept, tokens = len(active.live) - 1, active.step_tokens
     run.admission.note_expansion(len(active.waiting), len(active.root.tokens), tokens, kept)
     try:
-        count, max_tokens = active.affordable(run.engine)
+        count, max_tokens = active.affordable(run.engine, tokens)
     except VerifierError as error:
         active.fail(error)
         return
@@ -53,13 +53,13 @@ def begin_children(run: UnderWay, active: ActiveSearch, request: Expand) -> None
 
 def _begin_steps(run: UnderWay, active: ActiveSearch, request: Expand, max_tokens: int) -> None:
     config = active.config
+    thoughts, chat = config.thoughts, config.tools
     step = replace(
         request.step,
         stop_loops=config.stops_loops,
         grammar=config.grammar if request.step.is_answer else None,
         top_logprobs=config.options.top_logprobs,
     )
-    thoughts, chat = active.config.thoughts, active.config.tools
     limits = step.thinking if thoughts is not None else None
     closes = limits is not None and (limits.tokens is not None or step.stop_loops)
     children = list(active.growing)

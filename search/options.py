@@ -20,7 +20,12 @@ from ttc.protocols import Extract, Verifier, score_range
 from ttc.results import Problem, Progress, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
+from ttc.text.roles import Messages
 from ttc.text.thoughts import Setting
+
+One = str | Problem | Messages
+Many = Sequence[Problem] | list[str] | Sequence[Messages]
+"""A problem, and several of one kind, as calls are given them."""
 
 TopLogprobs = Annotated[int, Interval(ge=0, le=20)]
 
@@ -187,7 +192,7 @@ def check_parts(search: Any, engine: Any, verifier: Any) -> None:
         warnings.warn(
             f"{name} does not rate branches, so {type(verifier).__name__} is not used; leave the "
             "verifier out",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -236,22 +241,23 @@ def as_problem(problem: Any) -> Problem:
     )
 
 
-def as_problems(problems: Any) -> list[Problem]:
-    """A list of problems; a dictionary would be read as its keys."""
-    if not isinstance(problems, Sequence) or isinstance(problems, str | bytes) or is_one(problems):
-        kind = "one conversation" if is_one(problems) else f"of type {type(problems).__name__}"
+def as_problems(problems: Any, name: str = "problem") -> list[Problem]:
+    """A list of problems; a dictionary would be read as its keys. name: of the argument."""
+    if is_one(problems):
+        raise InvalidInput(f"{name} is one problem; give a list, as {name}=[...]")
+    if not isinstance(problems, Sequence) or isinstance(problems, bytes):
         raise InvalidInput(
-            f"problem is {kind}; give a question, a Problem(question=...), or a list of them, or "
-            "of conversations"
+            f"{name} is of type {type(problems).__name__}; give a question, a "
+            "Problem(question=...), or a list of them, or of conversations"
         )
     chats = [isinstance(one, list | tuple) for one in problems]
     if any(chats) and not all(chats):
         other = chats.index(False)
         raise InvalidInput(
-            f"problem[{other}] is of type {type(problems[other]).__name__}, and others are "
+            f"{name}[{other}] is of type {type(problems[other]).__name__}, and others are "
             "conversations; give a list of one kind (a conversation among problems is a "
             "Problem.of_chat(messages))"
         )
     if any(chats):
-        return [Problem.of_chat(chat, f"problem[{place}]") for place, chat in enumerate(problems)]
+        return [Problem.of_chat(chat, f"{name}[{place}]") for place, chat in enumerate(problems)]
     return [problem if isinstance(problem, Problem) else Problem(problem) for problem in problems]

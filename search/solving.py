@@ -15,6 +15,8 @@ from search.config import SearchConfig
 from search.driver import Driver
 from search.options import (
     CallKeywords,
+    Many,
+    One,
     SolveKeywords,
     SolveOptions,
     as_problem,
@@ -28,7 +30,6 @@ from ttc.backend import Backend
 from ttc.checks import check_flag, check_kind
 from ttc.protocols import misfit
 from ttc.results import Problem, Progress, Result
-from ttc.text.roles import Messages
 
 Engines = Backend | Mapping[str, Backend]
 """A backend, or several side by side, each by the name of its model."""
@@ -38,7 +39,7 @@ Engines = Backend | Mapping[str, Backend]
 def solve(
     search: Search,
     *,
-    problem: str | Problem | Messages,
+    problem: One,
     engine: Engines,
     **options: Unpack[CallKeywords],
 ) -> Result: ...
@@ -46,7 +47,7 @@ def solve(
 def solve(
     search: Search,
     *,
-    problem: Sequence[Problem] | list[str] | Sequence[Messages],
+    problem: Many,
     engine: Engines,
     **options: Unpack[CallKeywords],
 ) -> list[Result]: ...
@@ -119,13 +120,11 @@ def solve(
     check_concurrency(concurrency, max_rows)
     for name, called in (("on_result", on_result), ("on_step", on_step)):
         check_kind(name, called, called is None or callable(called), "a function of one argument")
-    check_keywords(solve, options)
-    engine = _one_backend(engine)
-    config = _config(search, engine, SolveOptions.of(**options))
+    backend, config = _configured(solve, search, engine, options)
     single = is_one(problem)
     problems = [as_problem(problem)] if single else as_problems(problem)
     results: dict[int, Result] = {}
-    events = _events(engine, config, problems, concurrency, max_rows, strict=single)
+    events = _events(backend, config, problems, concurrency, max_rows, strict=single)
     with closing(events):  # lets go of what an exception left
         for index, progress in events:
             if on_step is not None:
@@ -140,7 +139,7 @@ def solve(
 def solve_each(
     search: Search,
     *,
-    problems: Sequence[str | Problem | Messages],
+    problems: Sequence[One],
     engine: Engines,
     concurrency: int | None = None,
     max_rows: int | None = None,
@@ -152,24 +151,21 @@ def solve_each(
     The searches go on as the iterator is read. It keeps no result that it has given, so the list
     may be long. Closing it frees everything. options: as for `solve`.
     """
-    check_keywords(solve_each, options)
-    engine = _one_backend(engine)
-    config = _config(search, engine, SolveOptions.of(**options))
-    return results_of(engine, config, problems, concurrency, max_rows)
+    backend, config = _configured(solve_each, search, engine, options)
+    return results_of(backend, config, problems, concurrency, max_rows)
 
 
 def results_of(
     engine: Backend,
     config: SearchConfig,
-    problems: Sequence[str | Problem | Messages],
+    problems: Sequence[One],
     concurrency: int | None = None,
     max_rows: int | None = None,
 ) -> Generator[Result, None, None]:
     """`solve_each` for a configuration that is made already."""
     check_concurrency(concurrency, max_rows)
-    return _results(
-        _events(engine, config, as_problems(problems), concurrency, max_rows, strict=False)
-    )
+    given = as_problems(problems, "problems")
+    return _results(_events(engine, config, given, concurrency, max_rows, strict=False))
 
 
 def _results(events: Events) -> Generator[Result, None, None]:
@@ -182,7 +178,7 @@ def _results(events: Events) -> Generator[Result, None, None]:
 def stream(
     search: Search,
     *,
-    problem: str | Problem | Messages,
+    problem: One,
     engine: Engines,
     tokens: bool = False,
     **options: Unpack[SolveKeywords],
@@ -196,20 +192,26 @@ def stream(
     everything.
     options: as for `solve`.
     """
-    check_keywords(stream, options)
     check_flag("tokens", tokens)
-    engine = _one_backend(engine)
-    config = _config(search, engine, SolveOptions.of(**options))
-    return _progress(
-        _events(engine, config, [as_problem(problem)], 1, None, strict=True, tokens=tokens)
-    )
+    backend, config = _configured(stream, search, engine, options)
+    given = [as_problem(problem)]
+    return _progress(_events(backend, config, given, 1, None, strict=True, tokens=tokens))
 
 
-def _config(search: Search, engine: Backend, options: SolveOptions) -> SearchConfig:
-    """Warns of a verifier that cannot rate this kind of answer."""
-    if (why := misfit(options.verifier, options.answer_kind)) is not None:
+def _configured(
+    call: Callable[..., Any], search: Search, engine: Engines, options: SolveKeywords
+) -> tuple[Backend, SearchConfig]:
+    """The backend of a call, one for several models, and its configuration. Warns of a verifier
+    that cannot rate this kind of answer."""
+    check_keywords(call, options)
+    if isinstance(engine, Mapping):
+        from search.several_models import SeveralModels
+
+        engine = SeveralModels(engine)
+    given = SolveOptions.of(**options)
+    if (why := misfit(given.verifier, given.answer_kind)) is not None:
         warnings.warn(why, stacklevel=3)
-    return SearchConfig.of(search, engine, options)
+    return engine, SearchConfig.of(search, engine, given)
 
 
 def _events(
@@ -238,11 +240,3 @@ def _progress(events: Events) -> Iterator[Progress]:
     with closing(events):
         for _, progress in events:
             yield progress
-
-
-def _one_backend(engine: Engines) -> Backend:
-    if not isinstance(engine, Mapping):
-        return engine
-    from search.several_models import SeveralModels
-
-    return SeveralModels(engine)

@@ -210,8 +210,10 @@ def test_numbers_of_numpy_count_continuations() -> None:
 
 
 def test_a_verifier_that_has_nothing_to_do_is_named() -> None:
-    with pytest.warns(UserWarning, match="Greedy does not rate branches, so Scores is not used"):
+    text = "Greedy does not rate branches, so Scores is not used"
+    with pytest.warns(UserWarning, match=text) as said:
         solve(Greedy(max_tokens=2), problem="q", engine=FakeBackend(), verifier=COMMAS)
+    assert said[0].filename == __file__
 
 
 def test_a_verifier_is_tried_on_one_branch() -> None:

@@ -83,6 +83,12 @@ def test_a_wrong_option_is_refused_by_the_call_itself(room: dict[str, Any]) -> N
         solve_each(Steps(), problems=["1"], engine=make_engine(), **room)
 
 
+@pytest.mark.parametrize("one", ["1", Problem("1"), [{"role": "user", "content": "1"}]])
+def test_one_problem_is_no_list_of_them(one: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^problems is one problem; give a list"):
+        solve_each(Steps(), problems=one, engine=make_engine())
+
+
 # ---------------------------------------------------------------- hundreds of problems
 
 

@@ -12,7 +12,7 @@ api = pytest.importorskip("mypy.api")
 
 CALLS = """
 from typing import assert_type
-from search import BestOfN, solve, stream
+from search import BestOfN, asolve, solve, stream
 from ttc import Backend, Problem, Result
 
 def calls(engine: Backend, problems: list[Problem]) -> None:
@@ -27,6 +27,9 @@ def calls(engine: Backend, problems: list[Problem]) -> None:
     solve(BestOfN(), problem=7, engine=engine)  # wrong: No overload
     solve(BestOfN(), problem="q")  # wrong: No overload
     stream(BestOfN(), problem="q", engine=engine, concurrency=2)  # wrong: concurrency
+
+async def awaited(engine: Backend) -> None:
+    assert_type(await asolve(BestOfN(), problem="q", engine={"a": engine, "b": engine}), Result)
 """
 
 

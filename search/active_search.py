@@ -275,7 +275,8 @@ class ActiveSearch:
         growing, self.growing, self.waiting = self.growing, {}, []
         for child in growing:
             if child.parent is not None and len(child.tokens) > len(child.parent.tokens):
-                child.end_step("interrupted")
+                if child.step_ends[-1:] != [len(child.tokens)]:  # else it waited for others
+                    child.end_step("interrupted")
                 self._note_step(child)
         bare = [
             branch

@@ -782,6 +782,7 @@ def begins(part: Result, whole: Result) -> bool:
         other is not None
         and node.start == other.start
         and node.token_ids == other.token_ids[: len(node.token_ids)]
+        and (node.text == other.text or node.token_ids != other.token_ids)
         for node, other in pairs
     )
 

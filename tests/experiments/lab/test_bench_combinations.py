@@ -56,6 +56,7 @@ FOUND: list[dict[str, Any]] = [
         for model in ("lfm2", "jamba", "mamba2")
         for words in ({"thinking": 0}, {"tools": True})
     ),
+    {"seed": 7, "cancelled": 0, "ended_by": "event", "at_step": 6},
 ]
 """What draws have found wrong, with siblings."""
 

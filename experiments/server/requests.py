@@ -124,6 +124,7 @@ class Lenient(Fields):
 class TextPart(Lenient):
     """A piece of a message. What the assistant has refused is among its words."""
 
+    type: str
     text: str
 
     @model_validator(mode="before")

@@ -11,7 +11,7 @@ from search import BeamSearch, Search, SelfConsistency, solve
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.recurrent import engine_of
 from tests.helpers.tiers import some_quick
-from tests.search.test_never_draining import Looks, seen
+from tests.search.test_never_draining import Looks, digest, seen
 from ttc import BeamGroups, Engine, OutOfMemory, Resident, Result
 
 MODELS = ["qwen3_5_text", "mamba2"]
@@ -25,7 +25,7 @@ MOST_TOKENS = 50
 
 
 def solved(search: Search, engine: Engine, **options: Any) -> list[Result]:
-    verifier = Looks() if search.needs_verifier else None
+    verifier = Looks(digest) if search.needs_verifier else None
     return solve(search, problem=QUESTIONS, engine=engine, verifier=verifier, **options)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import ttc
 from search import BudgetForcing, SelfConsistency, solve
 from search.config import SearchConfig
 from search.options import SolveOptions
@@ -15,7 +16,7 @@ from tests.helpers.engines import bytes_engine
 from tests.helpers.parts import only_with
 from tests.helpers.schemas import filled
 from tests.helpers.thinking import OPENING, TURNS, thinker
-from ttc import Engine, InvalidInput, Sampling, Step, Tool
+from ttc import Engine, InvalidInput, Sampling, Step
 from ttc.branch import Branch
 from ttc.parts import handler
 from ttc.tool_calls import ToolCall
@@ -173,7 +174,7 @@ def test_no_thought_comes_before_a_call_that_must_be_made() -> None:
 def test_a_model_that_had_to_call_is_free_once_it_has_been_answered(strict: bool) -> None:
     own = bytes_engine(thinker(TURNS), context=900)
     vocab = own.limits.vocab_size
-    made = handler("group", "tools")([Tool(schema("now"), lambda: "8")], "auto", "now")
+    made = handler("group", "tools")([ttc.Tool(schema("now"), lambda: "8")], "auto", "now")
     chosen = config(own, replace(made, strict=strict))
     branch = own.root([1, 2])
     wrote(own, branch, CALL, chosen.grammar, vocab)

@@ -760,15 +760,17 @@ def _end(driver: Driver, index: int, c: Combination, cancel: Event) -> None:
 
 
 def seen(result: Result) -> Any:
-    """All that must be the same."""
+    """All that must be the same. Of a problem that failed within a step its tree has the step's
+    tokens only where they were watched."""
     branches = [(b.tokens, b.path, b.finish_reason, b.score) for b in result.branches]
-    tree = [astuple(replace(node, logprobs=[])) for node in result.tree]
+    nodes = [] if result.error else result.tree
+    tree = [astuple(replace(node, logprobs=[])) for node in nodes]
     meters = [result.usage, *(result.usage_by_model[name] for name in result.usage_by_model)]
     spent = [
         (u.generated_tokens, u.budgeted_tokens, u.thinking_tokens, u.tool_calls) for u in meters
     ]
     likely = [[*branch.alternatives.items()] for branch in result.branches]
-    logprobs = [node.logprobs for node in result.tree]
+    logprobs = [node.logprobs for node in nodes]
     more = result.stopped, result.prompt, [*result.pruned.items()], spent, likely, logprobs
     return result.answer, branches, tree, str(result.error), more
 

@@ -218,7 +218,8 @@ def _chunk(
     begun: list[tuple[Holder, int]] = []
     try:
         for target in targets:
-            if target.holder is None and target.after in chosen and states is not None:
+            head = target.after if target.holder is None else None
+            if states is not None and head is not None and (head in chosen or not head.done):
                 continue  # until the state is there
             holder = target.hold(tree)
             before = holder.leaf.end

@@ -3,7 +3,6 @@ pytest-xdist runs as many of them as there are processors; and Triton's interpre
 no GPU. On a busy machine no property test fails for the time that it takes."""
 
 import gc
-import logging
 import os
 from collections.abc import Generator
 
@@ -54,18 +53,11 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 def pytest_runtest_teardown() -> None:
     """Nor is what its fixtures have."""
+    from tests.helpers.process_state import FRESH, restore_logging
+
     if torch.get_num_threads() != THREADS:
         torch.set_num_threads(THREADS)
-    restore_logging()
-
-
-def restore_logging() -> None:
-    logging.disable(logging.NOTSET)
-    for name in ("ttc", "ttc.serve"):
-        logger = logging.getLogger(name)
-        logger.disabled = False
-        logger.propagate = True
-        logger.setLevel(logging.NOTSET)
+    restore_logging({name: FRESH for name in ("ttc", "ttc.serve")})
 
 
 def pytest_collection() -> None:

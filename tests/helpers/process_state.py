@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -22,13 +23,45 @@ def state() -> dict[str, Any]:
     }
 
 
+LOGGERS = (None, "ttc", "ttc.serve")
+"""Those that commands set, and Hydra: the root's level and handlers too."""
+
+FRESH = {"level": logging.NOTSET, "handlers": [], "propagate": True, "disabled": False}
+"""A logger that nobody has set."""
+
+
+def logging_state() -> dict[str | None, dict[str, Any]]:
+    loggers = {name: logging.getLogger(name) for name in LOGGERS}
+    return {
+        name: {
+            "level": logger.level,
+            "handlers": logger.handlers[:],
+            "propagate": logger.propagate,
+            "disabled": logger.disabled,
+        }
+        for name, logger in loggers.items()
+    }
+
+
+def restore_logging(before: dict[str | None, dict[str, Any]]) -> None:
+    logging.disable(logging.NOTSET)
+    for name, values in before.items():
+        logger = logging.getLogger(name)
+        logger.setLevel(values["level"])
+        logger.handlers = values["handlers"][:]
+        logger.propagate = values["propagate"]
+        logger.disabled = values["disabled"]
+
+
 @contextmanager
 def as_it_was() -> Iterator[None]:
     """Put back what the block changes."""
     before = state()
+    logged = logging_state()
     try:
         yield
     finally:
+        restore_logging(logged)
         for name in os.environ.keys() - before["environment"].keys():
             del os.environ[name]
         os.environ.update(before["environment"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import prompt
-from ttc import Engine, Sampling
+from ttc import Engine
 from ttc.branch import Branch
 
 
@@ -91,27 +91,6 @@ def two_levels(engine: Engine) -> list[Branch]:
     engine.extend(branches, [[11], [12], [13], [14]]).result()
     engine.generate(branches, 5, sampling=GREEDY)
     return branches
-
-
-def sampled(
-    engine: Engine, order: list[int], together: bool, sampling: Sampling, tokens: int = 14
-) -> dict[int, list[int]]:
-    """What four branches of a prompt sample, in this order, together or one after another."""
-    branches = engine.fork(engine.root(prompt(1, tokens), seed=7), 4)
-    engine.extend(branches[:2], [prompt(2, 5), prompt(3, 1)]).result()
-    for group in [order] if together else [[i] for i in order]:
-        most = [5 + i for i in group]
-        engine.generate([branches[i] for i in group], most, sampling=sampling)
-    return {i: branches[i].generated for i in order}
-
-
-def assert_batches_change_no_sample(
-    engine_of: Callable[[], Engine], sampling: Sampling
-) -> dict[int, list[int]]:
-    together = sampled(engine_of(), [0, 1, 2, 3], True, sampling)
-    assert together == sampled(engine_of(), [3, 1, 0, 2], True, sampling)
-    assert together == sampled(engine_of(), [2, 0, 3, 1], False, sampling)
-    return together
 
 
 def grow(engine: Engine) -> list[Branch]:

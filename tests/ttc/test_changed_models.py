@@ -16,8 +16,6 @@ from tests.helpers.models import prompt, small
 from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, Paged, Sharing
-from ttc.model.compiled.fused_runner import FusedRunner
-from ttc.step import Step
 
 
 def heavier(model: Any) -> None:
@@ -101,30 +99,6 @@ def test_scores_are_those_of_the_model_that_is_there_now() -> None:
     assert torch.allclose(torch.tensor(scores), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": Paged(1, block_tokens=8)}])
-def test_branches_that_decode_side_by_side_go_on_as_the_model_that_is_there_now(
-    options: Any,
-) -> None:
-    plain = small(2, 128)
-    engine = Engine(copy.deepcopy(plain), Letters(), **options)
-    branches = engine.roots([prompt(1, 12), prompt(2, 9)]).result()
-    batch = engine.running_batch()
-    batch.add(branches, Step(9), GREEDY)
-    for _ in range(4):
-        batch.step()
-    before = [len(branch.tokens) for branch in branches]
-    for model in (engine.model, plain):
-        heavier(model)
-    engine.model_changed()
-    while len(batch):
-        batch.step()
-    for branch, length in zip(branches, before, strict=True):
-        logits = plain(torch.tensor([branch.tokens]), use_cache=False).logits[0]
-        assert branch.tokens[length:] == logits[length - 1 : -1].argmax(-1).tolist()
-        assert len(branch.generated) == 9 and branch.step_reasons == ["length"]
-    assert_whole(engine, branches)
-
-
 def test_a_call_ends_whose_model_changes_between_all_of_its_passes() -> None:
     engine = make_engine(context=128, prefill_tokens=4)
     call, steps = engine.roots([prompt(1, 30)]), 0
@@ -148,19 +122,6 @@ def test_without_a_change_nothing_is_computed_again() -> None:
     engine.generate(branches, 4)
     assert root.usage.recomputed_tokens == 0
     assert again.usage.shared_tokens == 19
-
-
-def test_compiled_layers_follow_a_scale_that_is_changed_and_changed_back() -> None:
-    engine, plain = both(sharper, runner="fused")
-    assert isinstance(engine.runner, FusedRunner)
-    branch = engine.root(prompt(3, 15))
-    engine.generate([branch], 5, sampling=GREEDY)
-    assert_like_plain(plain, branch)
-    assert not engine.runner.watch.may_leave_out_modules()
-    for layer in engine.model.model.layers:
-        layer.self_attn.scaling /= 4
-    engine.root(prompt(4, 5))
-    assert engine.runner.watch.may_leave_out_modules()
 
 
 @pytest.mark.parametrize("name", ["LlamaMLP", "LlamaRMSNorm", "LlamaAttention"])

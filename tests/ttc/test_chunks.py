@@ -108,31 +108,6 @@ def test_policies_leave_out_what_chunks_hide() -> None:
     assert read(1, 32, 33) == [0, 1, 2, 3]
 
 
-def wrong_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    def layer(index: int, scale: float, softcap: Any, window: Any, chunk: Any) -> Layer:
-        return Layer(index, scale, softcap, window, chunk and chunk + 1)
-
-    monkeypatch.setattr(ttc.attention.hf_hook, "Layer", layer)
-
-
-def no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ttc.attention.hf_hook, "Layer", lambda *values: Layer(*values[:4]))
-
-
-def wrong_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "0")
-    monkeypatch.setattr(
-        Layer, "sees", lambda self, rows, keys: keys >= rows[:, None] - rows[:, None] % 16 + 1
-    )
-
-
-@pytest.mark.parametrize("mistake", [wrong_length, no_chunks, wrong_start])
-def test_a_wrong_chunk_is_noticed_at_load(mistake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    mistake(monkeypatch)
-    with pytest.raises(UnsupportedModel, match="differs from the model's own"):
-        Engine(copy.deepcopy(plain()), Letters())
-
-
 def test_positions_counted_by_place_are_noticed_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ttc.model.extra_arguments, "asks_for_length", lambda module: False)
     with pytest.raises(UnsupportedModel, match="query of layer 3"):

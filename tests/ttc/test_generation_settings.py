@@ -15,12 +15,10 @@ from transformers.generation import logits_process as hf
 
 import ttc.sampling
 from experiments.standins import small_models
-from search import BeamSearch, Greedy, solve
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
-from ttc import Branch, Engine, InvalidInput, Layerwise, Paged, Sampling, UnsupportedModel
-from ttc.backend import Backend
+from ttc import Engine, InvalidInput, Layerwise, Paged, Sampling, UnsupportedModel
 from ttc.model.generation_settings import end_tokens
 from ttc.sampling import Draws, draw, random_states
 
@@ -252,39 +250,6 @@ def test_invalid_logits_are_replaced_where_the_file_says_so() -> None:
 
 
 # ---------------------------------------------------------------- searches
-
-
-class Longest:
-    """Rates a branch by its last token."""
-
-    def rate(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
-        return [[float(branch.tokens[-1])] for branch in branches]
-
-
-@pytest.mark.parametrize(
-    "search",
-    [
-        Greedy(max_tokens=12),
-        BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3, temperature=0),
-    ],
-)
-def test_searches_write_what_generate_writes(search: Any) -> None:
-    model = with_settings(
-        "llama", {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 3}
-    )
-    engine, verifier = (
-        Engine(copy.deepcopy(model), Letters()),
-        Longest() if search.needs_verifier else None,
-    )
-    result = solve(search, problem="ab", engine=engine, verifier=verifier)
-    for branch in result.branches:
-        tokens = branch.tokens[: branch.prompt_length]
-        assert (
-            branch.generated == generated(model, tokens, len(branch.generated))
-            and len(branch.generated) >= 9
-        )
 
 
 # ---------------------------------------------------------------- refused, and the switch

@@ -16,7 +16,6 @@ import ttc.sampling
 from search import BeamSearch, SelfConsistency, solve
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import build, prompt, small
-from tests.helpers.parts import installed
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import EOS, Ascii, Letters
 from ttc import Engine, InvalidInput, Layerwise, Sampling
@@ -131,19 +130,6 @@ def test_the_requests_penalty_stands_in_for_that_of_the_models_files() -> None:
         branches = engine.roots(PROMPTS).result()
         engine.generate(branches, 10, sampling=Sampling(0, repetition_penalty=penalty))
         assert [branch.generated for branch in branches] == expected
-
-
-@pytest.mark.parametrize("lookup", installed("speculation", "prompt_lookup"))
-def test_drafts_change_nothing(lookup: Any) -> None:
-    engines = [
-        Engine(build("llama"), Letters(), **more) for more in ({}, {"speculation": lookup()})
-    ]
-    texts = []
-    for engine in engines:
-        branches = engine.roots([tokens * 3 for tokens in PROMPTS]).result()
-        engine.generate(branches, 20, sampling=PENALISED)
-        texts.append([branch.tokens for branch in branches])
-    assert texts[0] == texts[1]
 
 
 def test_searches_take_it_and_results_do_not_depend_on_what_runs_beside() -> None:

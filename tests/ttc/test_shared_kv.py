@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from experiments.standins import small_models
-from tests.helpers.exactness import assert_like_plain, assert_scores_like_plain, grow, sampled
-from tests.helpers.models import prompt
+from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
-from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, Paged, Sampling
+from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged
 
 CASE = "gemma4_text: shared KV"
 
@@ -59,21 +58,3 @@ def test_double_precision() -> None:
     model = copy.deepcopy(plain()).to(torch.float64)
     for branch in grow(Engine(copy.deepcopy(model), Letters())):
         assert_like_plain(model, branch, bound=1e-9)
-
-
-def test_scores_are_those_of_plain_transformers() -> None:
-    engine = engine_of(prefill_tokens=8)
-    root = engine.root(prompt(1, 21))
-    continuations = [prompt(4, 3), prompt(4, 1) + prompt(5, 5)]
-    (scores,) = engine.score([root], [continuations], given=[prompt(3, 3)]).result()
-    assert_scores_like_plain(plain(), root, prompt(3, 3), continuations, scores)
-    assert_nothing_left(engine, [root])
-
-
-def test_neither_batches_nor_eviction_change_what_is_sampled() -> None:
-    draw = Sampling(0.8)
-    expected = sampled(engine_of(), [0, 1, 2, 3], True, draw, tokens=30)
-    assert sampled(engine_of(), [2, 0, 3, 1], False, draw, tokens=30) == expected
-    engine = engine_of(cache=BlockCache(capacity_blocks=4, block_tokens=8))
-    assert sampled(engine, [3, 1, 0, 2], False, draw, tokens=30) == expected
-    assert engine.cache is not None and engine.cache.evictions > 0

@@ -168,13 +168,14 @@ def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
     assert engine.kv_bytes() == 0
 
 
+OTHERS = [ROOT[:-1] + " in all, and on the whole?", ROOT[10:], "Count the legs."]
+SIGMAS = [(words, "matched", 1.5) for words in (REWORDED, *OTHERS)]
+SIGMAS += [(REWORDED, "mean", 1.5), (OTHERS[1], "last", 1.5), (OTHERS[2], "matched", -6.0)]
+
+
 @pytest.mark.few(1)
-@pytest.mark.parametrize("pooling", ["matched", "mean", "last"])
-@pytest.mark.parametrize(
-    "words", [REWORDED, ROOT[:-1] + " in all, and on the whole?", ROOT[10:], "Count the legs."]
-)
-@pytest.mark.parametrize("alpha", [1.5, -6.0])
-def test_sigma_is_equation_2_over_the_probed_layers(alpha: float, pooling: str, words: str) -> None:
+@pytest.mark.parametrize(("words", "pooling", "alpha"), SIGMAS)
+def test_sigma_is_equation_2_over_the_probed_layers(words: str, pooling: str, alpha: float) -> None:
     """Against the hidden states of plain transformers, of each prompt alone."""
     *_, (branch,) = varied([words], tau=-1, pooling=pooling, alpha=alpha, same_numbers=False)
     plain = small(LAYERS, 256)

@@ -86,38 +86,6 @@ def test_no_use_of_the_devices_room_and_of_the_host_is_faster(
     assert times.layer_s(kv, act, act_gpu) <= least + a_block_more_or_less(times)
 
 
-def test_where_regenerating_is_cheaper_than_crossing_all_blocks_are_act_blocks() -> None:
-    """Of 1,000 blocks the device has room for 500. With the others as ACT blocks, 500 cross and
-    1,000 are generated, in 500 either way; KV_init of 125 blocks, to fill the link while the first
-    500 are generated, would make it 625."""
-    times = CaptureTimes(kv_gen=Line(0.5), load_kv=Line(2.0), load_act=Line(1.0))
-    assert hybrid_cache_allocation(times, 500, 500) == (500, 0)
-    assert allocation(times, 500, 1000) == (500, 500, 0)
-    assert times.layer_s(0, 500, 500) == 500 and times.layer_s(125, 375, 500) == 625
-    # with 625 more to compute, the balance is 625 + 0.5 (500 + n) = 2 (500 - n) + n, so n is 83
-    busy = replace(times, forward_s=625)
-    assert hybrid_cache_allocation(busy, 500, 500) == (83, 417)
-    assert hybrid_cache_allocation(replace(times, load_act=Line(2.5)), 500, 500) == (0, 500)
-
-
-def test_capture_is_refused_where_it_would_lose_by_its_own_times() -> None:
-    """The fast link of the benchmark: loading 114,688 KV blocks takes 231, and what else a layer
-    computes 200. Without `forward_s` 16,384 blocks would be ACT blocks, which with all else take
-    288."""
-    kv_gen, load_kv = Line(6 * 231 / 114_688), Line(231 / 114_688)
-    paper = CaptureTimes(kv_gen=kv_gen, load_kv=load_kv)
-    assert allocation(paper, 114_688, 114_688).act_gpu == 114_688 // 7
-    assert replace(paper, forward_s=200).layer_s(98_304, 0, 16_384) > 1.7 * 231
-    act_gpu, act_host, kv_host = allocation(replace(paper, forward_s=200), 114_688, 114_688)
-    assert (act_gpu, act_host) == (
-        int(31 / (7 * 231) * 114_688),
-        0,
-    ) and kv_host == 114_688 - act_gpu
-    assert allocation(replace(paper, forward_s=231), 114_688, 114_688) == (0, 0, 114_688)
-    # what generating any block costs besides is more than all that it could save
-    assert allocation(CaptureTimes(kv_gen=Line(1.0, 30.0), load_kv=Line(2.0)), 10, 10) == (0, 0, 10)
-
-
 @pytest.mark.parametrize(("forward_s", "act"), [(216, 0), (200, 10)])
 def test_act_blocks_have_to_gain_what_is_asked_for(forward_s: float, act: int) -> None:
     """80 KV blocks take 240; 222 with 6 of them as ACT blocks, and 210 with 10."""

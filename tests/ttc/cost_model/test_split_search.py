@@ -34,29 +34,6 @@ UNITS = (EMBEDDING, BLOCK, BLOCK, BLOCK, OUTPUT)
 CHAT = Generation(prompt_tokens=10, output_tokens=6, branches=2)
 
 
-def test_the_faster_device_gets_all_that_fits() -> None:
-    assert [
-        strategy_selector(UNITS, CPU, GPU, LINK, b, CHAT).k for b in (3700, 3699, 3400, 3399, 1400)
-    ] == [
-        0,
-        1,
-        1,
-        2,
-        3,
-    ]
-    assert strategy_selector(UNITS, CPU, GPU, LINK, 0, CHAT).k == 5
-
-
-def test_a_slow_device_gets_nothing() -> None:
-    assert strategy_selector(UNITS, GPU, CPU, LINK, 10_000, CHAT).k == 5
-
-
-def test_of_one_device_nothing_crosses() -> None:
-    plans = [split_plan(k, UNITS, CPU, GPU, LINK, CHAT) for k in range(6)]
-    assert [plan.comm_s for plan in plans] == [0, *[1 + 2 * 8 * 2 / 50] * 4, 0]
-    assert plans[0].total_s == plans[0].gpu_s and plans[5].total_s == plans[5].cpu_s
-
-
 def test_the_states_of_the_last_unit_on_the_host_are_what_crosses() -> None:
     """Eq. 4.15: B x H x d_sz of the unit before the cut, over the bandwidth to the device, with its
     latency."""

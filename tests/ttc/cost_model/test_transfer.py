@@ -17,7 +17,6 @@ from ttc.cost_model.transfer import (
     Workload,
     beam_scheduling_bytes,
     layers_in_device,
-    step_transfer_bytes,
     token_by_token_bytes,
     token_transfer_bytes,
 )
@@ -103,40 +102,6 @@ def reference(shape: KVShape, load: Workload) -> tuple[int, int, int]:
     return tokenwise, start, end
 
 
-def test_sizes_of_table_1() -> None:
-    assert SMALL.token_layer_bytes == 8
-    assert SMALL.layer_bytes(beams=2, tokens=5) == 80
-    assert SMALL.beam_bytes(tokens=5) == 120
-    assert OPT.token_layer_bytes == 16 * 1024
-
-
-def test_a_small_case_by_hand() -> None:
-    # A layer takes 32, 48, 64, 80 bytes at 2, 3, 4, 5 tokens, so a budget of 100 holds 3, 2, 1 and
-    # 1 layers.
-    assert [layers_in_device(SMALL, LOAD, tokens) for tokens in (2, 3, 4, 5)] == [3, 2, 1, 1]
-    assert [token_transfer_bytes(SMALL, LOAD, tokens) for tokens in (2, 3, 4, 5)] == [
-        0,
-        48,
-        128,
-        160,
-    ]
-    assert token_by_token_bytes(SMALL, LOAD) == 48 + 128 + 160
-    # All beams take 48 bytes a token: steps start at 2 and 4 tokens (96, 192) and end at 4 and 6
-    # (192, 288).
-    assert step_transfer_bytes(SMALL, LOAD, 4) == 192
-    assert beam_scheduling_bytes(SMALL, LOAD) == 96 + 192
-    assert beam_scheduling_bytes(SMALL, LOAD, "end") == 192 + 288
-    # A budget of exactly 192 holds the first step at its end, so only the second is charged.
-    assert beam_scheduling_bytes(SMALL, replace(LOAD, budget_bytes=192), "end") == 288
-
-
-def test_tokens_after_the_last_whole_step_are_not_charged() -> None:
-    longer = replace(LOAD, generated_tokens=5)
-    assert beam_scheduling_bytes(SMALL, longer) == beam_scheduling_bytes(SMALL, LOAD)
-    assert beam_scheduling_bytes(SMALL, longer, "end") == beam_scheduling_bytes(SMALL, LOAD, "end")
-    assert beam_scheduling_bytes(SMALL, replace(LOAD, generated_tokens=1)) == 0
-
-
 def test_reserved_layers_by_hand() -> None:
     # At 2 tokens every layer fits and none is reserved; then one layer of the 2, 1 and 1 that fit
     # is for staging.
@@ -168,14 +133,3 @@ def test_steps_of_the_paper(step_tokens: int, start: int, end: int) -> None:
     load = replace(PAPER, step_tokens=step_tokens)
     assert beam_scheduling_bytes(OPT, load, "end") == end * GIB  # what the paper states
     assert beam_scheduling_bytes(OPT, load) == start * GIB  # what its Eq. 5 gives
-
-
-@given(shapes, loads, st.integers(1, 40))
-def test_layers_fall_with_length_and_with_reserved_layers(
-    shape: KVShape, load: Workload, tokens: int
-) -> None:
-    resident = layers_in_device(shape, load, tokens)
-    assert layers_in_device(shape, load, tokens + 1) <= resident <= shape.layers
-    for reserved in range(resident + 1):
-        kept = layers_in_device(shape, load, tokens, reserved)
-        assert kept == (shape.layers if resident == shape.layers else resident - reserved)

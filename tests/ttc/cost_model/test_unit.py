@@ -35,13 +35,6 @@ def test_a_block_of_qwen3_8b_as_in_the_papers_equations() -> None:
     assert BLOCK.f_attn(at_4096) == 4 * 1 * 32 * 4096 * 128  # Eq. 4.11
 
 
-def test_a_shared_prefix_is_read_once_and_attended_by_all() -> None:
-    alone, together = Pass(8, own_tokens=1023 + 100), Pass(8, own_tokens=100, shared_tokens=1023)
-    assert BLOCK.w_kv(alone) == 8 * 1124 * 4096  # Eq. 4.12
-    assert BLOCK.w_kv(together) == (1023 + 8 * 101) * 4096
-    assert BLOCK.f_attn(alone) == BLOCK.f_attn(together) == 4 * 8 * 32 * 1124 * 128
-
-
 def test_of_an_embedding_a_vector_per_row_is_read() -> None:
     embedding = Unit(name="embedding", param_bytes=2 * 1000 * 64, multiplied=0, hidden=64)
     assert (embedding.w_param(1), embedding.w_param(10)) == (128, 1280)
@@ -73,14 +66,6 @@ def test_tokens_are_counted_one_by_one(work: Pass, window: int | None) -> None:
     assert work.attended(window) == attended
     assert work.read(window) == len(read)
     assert work.rows == work.branches * work.new_tokens
-
-
-def test_a_window_between_what_the_first_and_the_last_row_see_bounds_the_last_rows() -> None:
-    work = Pass(2, new_tokens=4, own_tokens=2)
-    assert work.attended() == work.attended(6) == 2 * (3 + 4 + 5 + 6)
-    assert work.attended(5) == 2 * (3 + 4 + 5 + 5)
-    assert work.attended(4) == 2 * (3 + 4 + 4 + 4)
-    assert work.attended(2) == 2 * 4 * 2
 
 
 def test_rows_attend_a_prefix_together_by_as_many_as_stand_on_it() -> None:

@@ -19,7 +19,7 @@ from tests.helpers.attention import LAYERS, SIGHTS, trees
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt
-from tests.helpers.tiers import examples, some_quick
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
 from ttc.approximate.quantized_kv import Bytes, CodecKind
@@ -42,6 +42,8 @@ SHAPES = [
     (LayerShape(1, 24, 40), 4),
     (LayerShape(1, 80, 16), 7),
 ]
+MET = [(*SHAPES[n % len(SHAPES)], layer) for n, layer in enumerate(LAYERS)]
+"""Each shape, and each kind of layer."""
 TREE: Segments = [(70, 0, 4), (150, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4), (9, 4, 6)]
 COUNTS = [3, 1, 40, 2, 1, 9, 12]
 """New tokens of the branches of `TREE`: interpreted kernels are slow, so it is a small one."""
@@ -56,8 +58,7 @@ def attend_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("layer", some_quick(LAYERS, LAYERS[3:]), ids=str)
-@pytest.mark.parametrize(("shape", "groups"), some_quick(SHAPES, SHAPES[:1]), ids=str)
+@pytest.mark.parametrize(("shape", "groups", "layer"), MET, ids=str)
 def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(
     shape: LayerShape, groups: int, layer: Layer
 ) -> None:
@@ -65,11 +66,7 @@ def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "groups", "layer"),
-    [(*shape, layer) for shape, layer in zip(SHAPES, LAYERS, strict=False)],
-    ids=str,
-)
+@pytest.mark.parametrize(("shape", "groups", "layer"), MET, ids=str)
 def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(
     shape: LayerShape, groups: int, layer: Layer
 ) -> None:

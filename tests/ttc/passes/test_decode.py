@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from tests.helpers.engines import GREEDY, fail_at, forked, make_engine
 from tests.helpers.ownership import assert_whole
@@ -45,24 +44,6 @@ def test_the_context_ends_a_branch_and_says_so() -> None:
     branch = engine.root(list(range(1, 61)))
     engine.generate([branch], 20)
     assert (len(branch.tokens), branch.finish_reason) == (64, "context")
-
-
-def test_an_end_string_may_begin_in_the_step_before_but_not_in_the_prompt() -> None:
-    whole = make_engine()
-    expected = whole.root([1, 2, 3])
-    whole.generate([expected], 12, sampling=GREEDY)
-    pair = expected.text[3:5]
-    at = expected.text.index(pair) + 2
-
-    engine = make_engine()
-    branch = engine.root([1, 2, 3])
-    engine.generate([branch], at - 1, sampling=GREEDY)
-    engine.generate([branch], 12, end=[pair], sampling=GREEDY)
-    assert (len(branch.generated), branch.finish_reason) == (at, "end")
-
-    later = engine.root(expected.tokens[: 3 + at - 1])  # now the pair's first half is prompt
-    engine.generate([later], 1, end=[pair], sampling=GREEDY)
-    assert (later.tokens, later.finish_reason) == (expected.tokens[: 3 + at], None)
 
 
 def test_given_tokens_after_generated_ones_have_no_score() -> None:
@@ -105,28 +86,3 @@ def test_a_failure_in_a_batch_leaves_every_branch_able_to_go_on(
     engine.generate([b for b, _ in going], [n for _, n in going])
     assert [b.tokens for b in branches] == [b.tokens for b in expected]
     assert_whole(engine, branches)
-
-
-def test_statistics_are_the_models_own_entropy_and_the_mean_of_its_likeliest_tokens() -> None:
-    engine = make_engine()
-    root = engine.root([1, 2, 3, 4])
-    silent, told = engine.fork(root, 2)
-    engine.generate([silent], 5, sampling=GREEDY)
-    engine.generate([told], 5, sampling=GREEDY, statistics=True)
-    assert silent.tokens == told.tokens and all(
-        map(math.isnan, silent.entropies + silent.top_k_logprobs)
-    )
-    engine.model.set_attn_implementation("eager")
-    with torch.no_grad():
-        logprobs = (
-            engine.model(torch.tensor([told.tokens]), use_cache=False)
-            .logits[0, 3:-1]
-            .log_softmax(-1)
-        )
-    assert told.entropies == pytest.approx(
-        (-(logprobs.exp() * logprobs).sum(-1)).tolist(), abs=1e-4
-    )
-    assert told.top_k_logprobs == pytest.approx(
-        logprobs.topk(20).values.mean(-1).tolist(), abs=1e-4
-    )
-    engine.release([root, silent, told])

@@ -40,20 +40,6 @@ def test_each_pass_moves_each_layer_once_and_counts_it() -> None:
     assert branch.usage.host_to_device_bytes - usage == moved
 
 
-def test_a_budget_keeps_the_first_layers_on_the_device() -> None:
-    plain = small(layers=5)
-    whole = (
-        sum(4 * weight.numel() for weight in plain.parameters()) + 2 * 4 * 4
-    )  # and the rotation's frequencies, twice
-    rest = whole - 5 * layer_bytes(plain)
-    engine = streamed(plain, budget_gib=(rest + 4 * layer_bytes(plain)) / 2**30)
-    branch = engine.root(prompt(1, 4))
-    before = engine.memory.link.to_device_bytes["weights"]
-    engine.generate([branch], 4, sampling=GREEDY)
-    assert engine.memory.link.to_device_bytes["weights"] - before == 4 * 3 * layer_bytes(plain)
-    assert_like_plain(plain, branch)
-
-
 @pytest.mark.parametrize("kept", [0, 2])
 def test_what_a_layer_of_the_model_lets_cross_is_the_mean_of_all_of_them(kept: int) -> None:
     """T_load_w of CAPTURE goes by it: layers that stay have none, and over a pass the bytes are

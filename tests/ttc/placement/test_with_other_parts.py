@@ -13,16 +13,15 @@ import torch
 from experiments.standins import small_models, small_trees
 from tests.helpers import placements
 from tests.helpers.engines import GREEDY
-from tests.helpers.exactness import assert_like_plain, grow, two_levels
+from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, FEW, prompt
-from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.placements import deeper
 from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
-from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, Paged, Split, Streamed
+from ttc import Engine, Headwise, Split, Streamed
 from ttc.approximate.early_exit import EarlyExit
 from ttc.placement.base import Placement
-from ttc.residency.base import Residency
 
 KIB = 1 / 2**20
 PLACEMENTS = {"split": Split(k=3), "streamed": Streamed()}
@@ -115,39 +114,6 @@ def test_states_of_layers_on_the_host_stay_there() -> None:
     for branch in branches:
         assert_like_plain(plain("mamba2"), branch)
     assert_nothing_left(engine, [root, *branches])
-
-
-@pytest.mark.slow
-@PLACED
-@pytest.mark.parametrize("policy", [Layerwise, slow(BeamGroups), Paged, slow(Headwise)])
-def test_any_policy_governs_what_a_placement_leaves_it(
-    policy: type[Residency], placement: str
-) -> None:
-    for case, token_bytes in (("llama", 512), ("qwen3_5_text", 128)):
-        # of those with KV, two of four are fixed
-        layers = 0.5 if (case, placement) == ("llama", "split") else 1.0
-        states = 2 * placed(case, placement).memory.states.nbytes
-        memory = policy((96 * layers * token_bytes + states) / 2**30, block_tokens=8)
-        engine = placed(case, placement, memory=memory)
-        assert engine.memory.bytes_per_token == layers * token_bytes
-        branches = grow(engine)
-        for branch in branches:
-            assert_like_plain(plain(case), branch)
-        assert_whole(engine, branches)
-        assert_nothing_left(engine, branches)
-
-
-@pytest.mark.few
-@PLACED
-@pytest.mark.parametrize("case", ["llama", "qwen3_5_text"])
-def test_what_was_evicted_is_computed_again(case: str, placement: str) -> None:
-    engine = placed(case, placement, cache=BlockCache(capacity_blocks=4, block_tokens=8))
-    branches = two_levels(engine)
-    assert engine.cache is not None and engine.cache.evictions > 0
-    engine.generate(branches, 6, sampling=GREEDY)
-    assert branches[0].usage.recomputed_tokens > 0
-    for branch in branches:
-        assert_like_plain(plain(case), branch)
 
 
 @pytest.mark.slow

@@ -50,10 +50,9 @@ def counted(engine: Engine) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("search", "policy"),
-    [(SEARCHES[0], Resident), (SEARCHES[1], Resident), (SEARCHES[0], BeamGroups)],
+    ("case", "search", "policy"),
+    [(MODELS[0], SEARCHES[1], Resident), (MODELS[1], SEARCHES[0], BeamGroups)],
 )
-@pytest.mark.parametrize("case", MODELS)
 def test_a_budget_with_room_for_few_states_gives_the_results_of_one_problem_at_a_time(
     case: str, search: Search, policy: type[Any]
 ) -> None:

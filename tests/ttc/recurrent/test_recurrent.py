@@ -16,11 +16,9 @@ import ttc.tree.tree
 from experiments.standins import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import (
-    assert_batches_change_no_sample,
     assert_like_plain,
     assert_scores_like_plain,
     grow,
-    two_levels,
 )
 from tests.helpers.models import prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
@@ -33,20 +31,13 @@ from ttc import (
     OutOfMemory,
     Paged,
     Resident,
-    Sampling,
     Sharing,
     UnsupportedModel,
 )
-from ttc.branch import Branch
 from ttc.step import Step
 
 HYBRIDS = ["qwen3_5_text", "jamba", "lfm2: convolutions"]
 CASES = [*HYBRIDS, "mamba2"]
-
-
-def greedy_texts(engine: Engine, branches: list[Branch]) -> list[list[int]]:
-    engine.generate(branches, 6, sampling=GREEDY)
-    return [branch.generated for branch in branches]
 
 
 @pytest.mark.few
@@ -92,12 +83,6 @@ def test_scores_are_those_of_plain_transformers(case: str) -> None:
     for branch, more, group, found in zip(branches, given, continuations, scores, strict=True):
         assert_scores_like_plain(plain(case), branch, more, group, found)
     assert_whole(engine, [root, *branches])
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("case", CASES)
-def test_samples_do_not_depend_on_the_batch(case: str) -> None:
-    assert_batches_change_no_sample(lambda: engine_of(case), Sampling(0.8))
 
 
 def test_branches_that_join_and_leave_a_running_batch_keep_their_own_states() -> None:
@@ -172,19 +157,6 @@ def test_branches_that_a_budget_has_no_states_for_decode_in_turn() -> None:
     engine.generate(branches, 2, sampling=GREEDY)
     for branch in branches:
         assert_like_plain(plain("mamba2"), branch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_what_was_evicted_is_computed_again_from_a_state(case: str) -> None:
-    whole = engine_of(case)
-    expected = greedy_texts(whole, two_levels(whole))
-    engine = engine_of(case, cache=BlockCache(capacity_blocks=4, block_tokens=8))
-    branches = two_levels(engine)
-    assert engine.cache is not None and engine.cache.evictions > 0
-    assert greedy_texts(engine, branches) == expected
-    assert branches[0].usage.recomputed_tokens > 0
-    assert_nothing_left(engine, branches)
 
 
 def test_what_shares_nothing_is_computed_again_from_a_state_too() -> None:

@@ -3,22 +3,15 @@ accounts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from search import (
-    Append,
     BeamSearch,
     BestOfN,
-    Case,
     DeepConf,
-    Expand,
     Greedy,
-    Search,
-    SearchSteps,
-    Step,
     solve,
     stream,
 )
@@ -27,7 +20,7 @@ from tests.helpers.models import small
 from tests.helpers.servers import ServedModel, connected
 from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import EOS, Ascii
-from ttc import Branch, ContextExceeded, Engine, InvalidInput, RemoteError, Sampling
+from ttc import ContextExceeded, Engine, InvalidInput, RemoteError, Sampling
 from verifiers import ConfidenceVerifier, SelfVerifier
 
 DIALECTS: dict[str, dict[str, Any]] = {
@@ -243,32 +236,6 @@ def test_every_setting_is_sent_and_every_request_has_a_seed_of_its_own() -> None
         assert sent.items() <= first[0].items()
         backend.generate([backend.root([1])], 1)
         assert served.requests[-1]["top_k"] == -1 and served.requests[-1]["min_p"] == 0
-
-
-@dataclass(frozen=True)
-class ThinkAgain(Search):
-    """A few tokens, then given words, then a few more."""
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
-
-    def run(self, root: Branch, case: Case) -> SearchSteps:
-        children = yield Expand([root], 2, Step(5), self.sampling)
-        told = yield Append(children, "Wait")
-        found: list[Branch] = yield Expand(told, 1, Step(3), self.sampling)
-        return found
-
-
-def test_given_words_are_part_of_the_next_request() -> None:
-    served = ServedModel()
-    with connected(served) as backend:
-        (result,) = solve(ThinkAgain(), problem=["1 + 1"], engine=backend)
-        assert result.error is None and len(served.requests) == 4
-        for request in served.requests[2:]:
-            assert (
-                backend.decode(request["prompt"]).endswith("Wait") and EOS not in request["prompt"]
-            )
 
 
 def test_a_context_that_is_full_ends_the_branch_and_a_prompt_beyond_it_is_refused() -> None:

@@ -131,15 +131,6 @@ def test_a_key_is_no_setting(tmp_path: Path) -> None:
     assert "secret" not in str(raised.value)
 
 
-def test_a_verifier_that_needs_more_is_refused_by_name(tmp_path: Path) -> None:
-    with (
-        serving(ServedModel(logprobs=0)) as url,
-        pytest.raises(InvalidInput, match="ConfidenceVerifier needs"),
-    ):
-        job(tmp_path, "r", "backend=openai", f"backend.base_url={url}")
-    assert not (tmp_path / "r").exists()
-
-
 @pytest.mark.slow
 def test_what_needs_the_model_here_says_so() -> None:
     with pytest.raises(InvalidInput, match="use backend=local"):

@@ -5,61 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_same
 from tests.helpers.links import failing_at
 from tests.helpers.offloading import KIB, OFFLOADING, changed, eight
 from tests.helpers.ownership import assert_nothing_left
-from tests.helpers.tiers import some_quick
-from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
-from ttc.residency.base import Residency
-
-
-@pytest.mark.few
-@pytest.mark.parametrize(
-    "policy",
-    [
-        Layerwise(1 * KIB),
-        BeamGroups(2 * KIB),
-        Paged(0.5 * KIB, block_tokens=8),
-        Headwise(0.5 * KIB),
-    ],
-)
-def test_a_budget_below_one_branch_is_refused_with_one_that_would_do(policy: Residency) -> None:
-    def run(gib: float) -> Engine:
-        policy.budget_gib = gib
-        engine = make_engine(memory=policy)
-        engine.generate(eight(engine), 6)
-        return engine
-
-    assert policy.budget_gib is not None
-    budget = policy.budget_gib
-    for _ in range(3):  # the prompt and the step each have their limit
-        try:
-            engine = run(budget)
-            break
-        except OutOfMemory as refused:
-            assert "device KV budget" in str(refused)
-            named = int(str(refused).split("a budget of ")[1].split(" bytes")[0].replace(",", ""))
-            assert named / 2**30 > budget
-            budget = named / 2**30
-    assert budget > policy.budget_gib or engine.memory.device.peak_bytes <= budget * 2**30
-    assert engine.memory.device.peak_bytes <= budget * 2**30
-
-
-@pytest.mark.few
-@pytest.mark.parametrize("policy", OFFLOADING)
-def test_branches_that_the_host_has_no_room_for_decode_in_turn(policy: Any) -> None:
-    plain = make_engine()
-    expected = eight(plain)
-    plain.generate(expected, 11)
-    engine = make_engine(memory=changed(policy, host_budget_gib=8 * KIB))
-    branches = eight(engine)
-    engine.generate(branches, 11)
-    assert_same(branches, expected)
-    assert_nothing_left(engine, branches)
+from ttc import BeamGroups, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
 
 
 @pytest.mark.parametrize(
@@ -81,7 +33,7 @@ def test_a_host_too_small_for_one_branch_is_refused_and_leaves_the_tree_whole(
 @pytest.mark.slow
 @pytest.mark.parametrize("link_gbps", [None, 1.0])
 @pytest.mark.parametrize("policy", OFFLOADING)
-@pytest.mark.parametrize("failing", some_quick(range(1, 21), [1, 2, 5, 11]))
+@pytest.mark.parametrize("failing", [1, 2, 5, 11])
 def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(
     policy: Any, link_gbps: float | None, failing: int
 ) -> None:
@@ -94,24 +46,6 @@ def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(
             engine.generate(branches, 2)
     for queue in (engine.memory.link.to_device, engine.memory.link.to_host):
         del queue.copy
-    assert_nothing_left(engine, branches)
-
-
-@pytest.mark.parametrize("policy", OFFLOADING)
-def test_a_cancelled_step_keeps_what_it_has(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(memory=policy)
-    branches = eight(engine)
-    forward, calls = engine.runner.forward, iter(range(100))
-
-    def cancelled(*arguments: Any) -> torch.Tensor:
-        if next(calls) == 4:
-            raise KeyboardInterrupt
-        return forward(*arguments)
-
-    monkeypatch.setattr(engine.runner, "forward", cancelled)
-    with pytest.raises(KeyboardInterrupt):
-        for _ in range(4):
-            engine.generate(branches, 3)
     assert_nothing_left(engine, branches)
 
 

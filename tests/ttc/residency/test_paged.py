@@ -8,10 +8,8 @@ from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_same
 from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB
-from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
-from ttc import Engine, OutOfMemory, Paged, Resident
-from ttc.residency.base import Residency
+from ttc import Engine, Paged
 
 
 def test_pages_leave_oldest_first_at_the_watermark() -> None:
@@ -72,37 +70,6 @@ def test_the_watermark_makes_room_without_waiting() -> None:
     expected = plain.root(list(range(1, 50)))
     plain.generate([expected], 12, sampling=GREEDY)
     assert_same([root], [expected])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block_tokens", [slow(4), slow(8), 16])
-@pytest.mark.parametrize("prefetch", [True, slow(False)])
-def test_pages_that_leave_for_buffers_are_read_from_the_host(
-    block_tokens: int, prefetch: bool
-) -> None:
-    """Also when they leave in vain, because the room does not do for two buffers."""
-
-    def run(memory: Residency) -> list[float]:
-        engine = Engine(model, Letters(), prefill_tokens=5, memory=memory)
-        root = engine.root(prompt(1, 18))
-        branches = [root, *engine.fork(root, 1)]
-        engine.generate(branches, 3)
-        assert (
-            memory.budget_gib is None
-            or engine.memory.device.peak_bytes <= memory.budget_gib * 2**30
-        )
-        return [logprob for branch in branches for logprob in branch.logprobs]
-
-    model = deep(layers=3, heads=2, context=64)
-    expected, served = run(Resident()), 0
-    for budget in range(1400, 6000, 200):
-        try:
-            found = run(Paged(budget / 2**30, block_tokens=block_tokens, prefetch=prefetch))
-        except OutOfMemory:
-            continue
-        assert found == pytest.approx(expected, abs=1e-4)
-        served += 1
-    assert served > 5
 
 
 @pytest.mark.slow

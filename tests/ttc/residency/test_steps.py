@@ -8,9 +8,8 @@ import pytest
 
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_same
-from tests.helpers.links import late
 from tests.helpers.models import deep, prompt
-from tests.helpers.offloading import KIB, OFFLOADING, eight
+from tests.helpers.offloading import KIB, eight
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Layerwise, Paged, Resident
@@ -25,21 +24,6 @@ def test_usage_is_charged_with_what_moved() -> None:
     usage, link = branches[0].usage, engine.memory.link
     assert usage.host_to_device_bytes == link.to_device_bytes.total() > 0
     assert usage.device_to_host_bytes == link.to_host_bytes.total() > 0
-
-
-def ragged(engine: Engine) -> list[Branch]:
-    """Eight branches, each another, that leave their group one after the other."""
-    branches = eight(engine)
-    for limits in ([3, 1, 4, 1, 5, 2, 6, 5], [5, 6, 2, 5, 1, 4, 1, 3]):
-        engine.generate(branches, limits)
-    return branches
-
-
-@pytest.mark.few
-@pytest.mark.parametrize("policy", OFFLOADING)
-def test_copies_may_come_as_late_as_they_are_waited_for(policy: Any) -> None:
-    expected = ragged(make_engine())
-    assert_same(expected, ragged(late(make_engine(memory=policy))))
 
 
 @pytest.mark.parametrize(("kind", "room"), [slow((Resident, 4)), slow((BeamGroups, 4)), (Paged, 4)])

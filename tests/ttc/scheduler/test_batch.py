@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.engines import GREEDY, fail_at, forked, make_engine
+from tests.helpers.engines import GREEDY, forked, make_engine
 from tests.helpers.exactness import assert_same
 from tests.helpers.models import prompt
 from tests.helpers.offloading import KIB, eight
@@ -204,27 +204,6 @@ def test_rows_join_at_the_next_token() -> None:
     assert_nothing_left(engine, [*first, *second, *third])
 
 
-def test_requests_whose_rows_alternate_decode_what_each_branch_would_alone() -> None:
-    """Rows stand in depth-first order, so that one of another request may be between two."""
-
-    def generated(requests: Sequence[str]) -> list[list[int]]:
-        engine = make_engine()
-        parents = forked(engine, 2)
-        engine.generate(parents, 3)
-        a, b = engine.fork(parents[0], 2)
-        (c,) = engine.fork(parents[1], 1)
-        named = {"a": a, "b": b, "c": c}
-        batch = engine.running_batch()
-        for request in requests:
-            batch.add([named[name] for name in request], Step(6))
-        batch.finish()
-        return [branch.generated for branch in named.values()]
-
-    together = generated(["abc"])
-    assert generated(["ac", "b"]) == together
-    assert len({tuple(tokens) for tokens in together}) == 3
-
-
 def test_a_plan_is_kept_from_token_to_token_and_also_when_the_tree_is_cut() -> None:
     engine = make_engine()
     root = engine.root(list(range(1, 30)))
@@ -281,38 +260,6 @@ def test_groups_that_a_policy_keeps_decode_their_whole_step() -> None:
     assert_nothing_left(engine, branches)
 
 
-@pytest.mark.slow
-def test_an_error_leaves_every_branch_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for policy in range(len(POLICIES)):
-        engine = make_engine(memory=POLICIES[policy])
-        early, late = forked(engine, 2), forked(engine, 2)
-        with monkeypatch.context() as patch:
-            patch.setattr(engine.runner, "forward", fail_at(engine, 5))
-            batch = engine.running_batch()
-            batch.add(early, Step(9), limits=[3, 9])
-            with pytest.raises(RuntimeError, match="device lost"):
-                batch.step()
-                batch.add(late, Step(9))
-                while len(batch):
-                    batch.step()
-        assert len(batch) == 0 and batch.step() == []
-        reasons = {"length", "interrupted"}
-        for branch in (*early, *late):
-            assert set(branch.step_reasons) <= reasons and branch.step_ends in (
-                [],
-                [len(branch.tokens)],
-            )
-        assert_whole(engine, [*early, *late])
-        going = [b for b in (*early, *late) if len(b.tokens) < 12]
-        engine.generate(going, [12 - len(b.tokens) for b in going])
-        expected = make_engine()
-        others = [b for _ in range(2) for b in forked(expected, 2)]
-        expected.generate(others, [3, 9, 9, 9])
-        assert [b.tokens[:6] for b in (*early, *late)] == [b.tokens[:6] for b in others]
-        assert [b.tokens for b in late] == [b.tokens for b in others[2:]]
-        assert_nothing_left(engine, [*early, *late])
-
-
 @pytest.mark.parametrize("released", [False, True])
 def test_who_leaves_in_the_middle_leaves_nothing(released: bool) -> None:
     """A batch that is closed, or branches that are released while they decode."""
@@ -357,28 +304,6 @@ def test_branches_may_be_scored_while_they_decode(after: int) -> None:
     assert tokens == same_tokens
     for expected, row in zip(logprobs, same_logprobs, strict=True):
         assert row == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.few
-@pytest.mark.parametrize("policy", [Layerwise, Paged, Headwise, BeamGroups])
-def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
-    # 56 tokens, and a batch's tails have 36
-    engine, plain = make_engine(memory=policy(7 * KIB)), make_engine()
-    batches, whole = (
-        [engine.running_batch() for _ in range(3)],
-        [forked(plain, 4) for _ in range(3)],
-    )
-    groups = [forked(engine, 4) for _ in batches]
-    for batch, branches, expected in zip(batches, groups, whole, strict=True):
-        batch.add(branches, Step(9))
-        plain.generate(expected, 9)
-    while any(map(len, batches)):
-        for batch in batches:
-            batch.step()
-    assert [b.tokens for group in groups for b in group] == [
-        b.tokens for group in whole for b in group
-    ]
-    assert_nothing_left(engine, [b for group in groups for b in group])
 
 
 @pytest.mark.slow

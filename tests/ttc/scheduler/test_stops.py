@@ -146,13 +146,6 @@ def test_an_end_string_may_span_any_number_of_steps() -> None:
     assert checker.check(branch, start, FAR) == "end"
 
 
-def test_an_end_string_of_an_earlier_step_ends_nothing_now() -> None:
-    branch, checker = branch_of("a", "."), stops((), (".",))
-    start = len(branch.tokens)
-    write(branch, "b")
-    assert checker.check(branch, start, FAR) is None
-
-
 def test_given_text_that_holds_an_end_string_ends_nothing() -> None:
     branch, checker = branch_of("a"), stops((), ("Step 1", "ab."))
     branch.give([PIECES.index("Step 1"), PIECES.index("a"), PIECES.index("b")])
@@ -161,14 +154,6 @@ def test_given_text_that_holds_an_end_string_ends_nothing() -> None:
     assert checker.check(branch, start, FAR) is None
     write(branch, "Step 1")
     assert checker.check(branch, start, FAR) == "end"
-
-
-@pytest.mark.parametrize("kind", ["stop", "end"])
-def test_special_tokens_are_found(kind: str) -> None:
-    branch = branch_of("a")
-    write(branch, "<|end|>")
-    checker = stops(**{kind: ("<|end|>",)})
-    assert checker.check(branch, len(PROMPT), FAR) == ("delimiter" if kind == "stop" else "end")
 
 
 def test_the_reason_says_what_ended_the_step() -> None:

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import BeamSearch, BestOfN, BudgetForcing, Greedy, solve
 from tests.helpers.engines import GREEDY, make_engine, numbers_engine
 from tests.helpers.models import build
 from tests.helpers.tiers import examples, slow
@@ -28,7 +27,6 @@ from ttc import (
 )
 from ttc.branch import Branch
 from ttc.speculation.base import Draft
-from verifiers import ConfidenceVerifier
 
 PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 5, 6, 7, 5, 6]]
 
@@ -114,35 +112,6 @@ def test_a_draft_model_is_accepted_and_lets_go_of_its_kv() -> None:
     assert usage.forward_passes < ends[0].usage.forward_passes
     engine.release([ends[1]])
     assert other.kv_bytes() == engine.kv_bytes() == 0
-
-
-SEARCHES = {
-    "greedy": Greedy(max_tokens=60),
-    "best of n": BestOfN(n=3, max_tokens=60),
-    "beam search": BeamSearch(beam_size=2, beam_width=2, step_tokens=12, max_steps=4),
-    "budget forcing": BudgetForcing(
-        thinking_tokens=40, answer_tokens=12, end_of_thinking="e", wait="W", final="f"
-    ),
-}
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", SEARCHES)
-def test_searches_end_the_same(name: str) -> None:
-    results = [
-        solve(
-            SEARCHES[name],
-            problem="abcabcab",
-            engine=make_engine(context=300, speculation=speculation),
-            verifier=ConfidenceVerifier(),
-            max_generated_tokens=150,
-        )
-        for speculation in (None, PromptLookup(shortest=1, max_rows=4))
-    ]
-    plain, drafted = ([branch.tokens for branch in result.branches] for result in results)
-    assert results[0].error is None and plain == drafted
-    assert results[1].usage.drafted_tokens > 0
-    assert results[1].usage.generated_tokens == results[0].usage.generated_tokens
 
 
 def test_stops_act_token_by_token() -> None:

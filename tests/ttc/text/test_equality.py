@@ -20,7 +20,6 @@ CORPUS = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
 """Pairs of answers, of kind "math" where `answers` says no other: equal or not, a trap for an
 obvious rule or not, with the kind of pair and where it comes from."""
 MATHS = [pair for pair in CORPUS if "answers" not in pair]
-OF_MATH_VERIFY = [pair for pair in MATHS if pair["from"] == "the verdict of math-verify itself"]
 
 
 def test_the_corpus_has_pairs_of_all_kinds_without_one_twice() -> None:
@@ -40,18 +39,6 @@ def test_the_corpus_is_graded_and_voted_as_it_says() -> None:
         if {*verdicts, votes[0] == votes[1]} != {pair["equal"]}:
             wrong.append((two, kind, verdicts, votes))
     assert wrong == []
-
-
-@pytest.mark.slow
-def test_the_cases_of_math_verify_are_its_own() -> None:
-    from math_verify import parse, verify
-
-    assert len(OF_MATH_VERIFY) > 15
-    for pair in OF_MATH_VERIFY:
-        left, right = (
-            parse(f"${pair[side]}$", parsing_timeout=None) for side in ("gold", "predicted")
-        )
-        assert verify(left, right, timeout_seconds=None) == pair["equal"], pair
 
 
 def test_every_answer_of_the_corpus_is_itself() -> None:

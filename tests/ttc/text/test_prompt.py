@@ -36,29 +36,6 @@ class Marked:
         return f"{thinking}{self.chat_template}{said}[assistant]"
 
 
-PLAIN = PromptTemplate("{question}")
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "beginnings"),
-    [
-        (Marked(), 1),
-        (Marked(adds_bos=False), 0),
-        (Marked(adds_bos=False, bos=None), 0),
-        (Marked(chat="<s>"), 1),  # the chat template writes its own
-        (Marked(chat=""), 0),  # and this one none
-        (Marked(adds_bos=False, chat="<s>"), 1),
-    ],
-)
-def test_a_sequence_begins_as_the_tokenizer_or_the_chat_template_has_it(
-    tokenizer: Marked, beginnings: int
-) -> None:
-    tokens = PLAIN.tokens("Hi", tokenizer)
-    assert tokens[:2].count(1) == tokens.count(1) == beginnings
-    body = "[user]Hi[assistant]" if tokenizer.chat_template is not None else "Question: Hi\nAnswer:"
-    assert tokens[beginnings:] == [ord(c) for c in body]
-
-
 @pytest.mark.parametrize("question", ["{question}", "{}", "{0} % {x!r}", r"$\frac{1}{2}$", "{{a}}"])
 @pytest.mark.parametrize("chat", [None, ""])
 def test_braces_in_a_question_stay(question: str, chat: str | None) -> None:

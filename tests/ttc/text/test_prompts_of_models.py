@@ -113,21 +113,6 @@ def test_what_follows_the_question_is_the_templates_own(chat: Chat) -> None:
     assert later is not None and chat.turned == chat.turned.rpartition(WORDS)[0] + WORDS + later
 
 
-def test_the_table_is_long_enough_to_say_something() -> None:
-    kinds = {chat.kind for chat in CHATS.values()}
-    prompts = [
-        text
-        for chat in CHATS.values()
-        for text in (chat.prompt, chat.system, chat.shot)
-        if text is not None
-    ]
-    assert (
-        len(CHATS) >= 25
-        and len(prompts) + len(CHATS) >= 90
-        and kinds == {"bytes", "pieces", "first"}
-    )
-
-
 # ---------------------------------------------------------------- raw prompts
 
 SPECIAL = ("<s>", "</s>", "[gMASK]", "<sop>", "[CLS]", "[SEP]")

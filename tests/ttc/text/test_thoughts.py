@@ -232,19 +232,6 @@ def test_a_prompt_that_is_given_whole_opens_a_thought_at_its_very_end(
         assert thoughts.begun(tokens) is begun
 
 
-def test_the_switch_of_a_chat_template_is_seen_in_its_prompt() -> None:
-    tokenizer = TOKENIZERS["qwen3"]()
-    thoughts = Thoughts.of(tokenizer)
-    assert thoughts is not None
-    for options in ({}, {"enable_thinking": False}):
-        prompt = PromptTemplate("{question}", options=options).tokens("q", tokenizer)
-        assert not thoughts.begun(prompt)
-        assert thoughts.split(tokenizer.encode("18")) == ("", "18")
-    assert "<think>\n\n</think>" in PromptTemplate(options={"enable_thinking": False}).text(
-        "q", tokenizer
-    )
-
-
 def test_the_channels_of_gpt_oss_in_a_prompt() -> None:
     tokenizer = TOKENIZERS["gpt-oss"]()
     thoughts = Thoughts.of(tokenizer)
@@ -363,11 +350,6 @@ def test_a_mark_that_no_other_text_holds_is_learned(end: str) -> None:
     thought = f"{{% if m.thinking %}}<plan>{{{{ m.thinking }}}}{end}{{% endif %}}"
     tokenizer = thinker("{% for m in messages %}" + thought + "{{ m.content }}<eos>{% endfor %}")
     assert marks_of(tokenizer) == ThinkingMarks("<plan>", end)
-
-
-def test_a_template_that_only_opens_a_thought_has_its_marks() -> None:
-    tokenizer = thinker(TURNS + "{% if add_generation_prompt %}<think>\n{% endif %}")
-    assert marks_of(tokenizer) == TAGS
 
 
 @pytest.mark.parametrize(
@@ -527,13 +509,6 @@ def test_so_do_as_many_tokens(words: str) -> None:
     thoughts.settled(tokens)
     thoughts.begun(tokens)
     assert time.process_time() - start < 5
-
-
-@pytest.mark.slow
-def test_many_marks_are_all_found() -> None:
-    text = "".join(f"<think>{i}</think>{-i}" for i in range(10_000))
-    assert ANY.split(text).answer == "-9999" and extract_answer(text) == "-9999"
-    assert ANY.split(text + "<think>").answer is None
 
 
 FOLDER = os.environ.get("TTC_CHAT_TEMPLATES", "")

@@ -6,7 +6,7 @@ from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Ownership
 from tests.helpers.tiers import examples
 from ttc.branch import Branch
@@ -51,23 +51,6 @@ def test_hints_that_branches_share_are_computed_once() -> None:
     engine.extend(children, [[*range(10, 30), 7], [*range(10, 30), 8]]).result()
     assert [c.usage.shared_tokens for c in children] == [21, 21]  # one meter: they share a root
     assert children[0].usage.prompt_tokens == 2 + 21
-
-
-def test_of_a_pruned_tree_the_path_that_is_left_is_kept() -> None:
-    engine = make_engine()
-    branch = engine.root([1, 2, 3, 4])
-    for _ in range(5):
-        kept, *pruned = engine.fork(branch, 3)
-        engine.release([branch, *pruned])
-        engine.generate([kept], 4, sampling=GREEDY)
-        branch = kept
-    storages = [segment.storage for segment in engine.tree.segments()]
-    assert sum(storage.filled for storage in storages) == len(branch.tokens) - 1
-    assert set(engine.memory.live) == set(storages)
-    whole = make_engine()
-    expected = whole.root([1, 2, 3, 4])
-    whole.generate([expected], 20, sampling=GREEDY)
-    assert branch.tokens == expected.tokens
 
 
 def test_steps_together_are_the_text() -> None:

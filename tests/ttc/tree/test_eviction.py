@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from tests.helpers.engines import GREEDY, make_engine
-from tests.helpers.exactness import assert_like_plain
 from tests.helpers.ownership import Ownership
 from tests.helpers.tiers import examples
 from ttc import BlockCache, Engine, InvalidInput, Paged
@@ -252,17 +250,3 @@ TestEvicting.settings = settings(max_examples=examples(25), stateful_step_count=
 def test_bad_settings_are_named(options: Any) -> None:
     with pytest.raises(InvalidInput, match=str(next(iter(options.values())))):
         BlockCache(**options)
-
-
-def test_everything_is_like_plain_under_a_cache_of_one_block() -> None:
-    engine = make_engine(cache=BlockCache(1))
-    root = engine.root(list(range(1, 21)))
-    first, second = engine.fork(root, 2)
-    engine.generate([first], 5, sampling=GREEDY)
-    engine.generate([second], 7, sampling=GREEDY)
-    engine.extend([first], [[7, 8, 9]]).result()
-    engine.generate([first, second], 3, sampling=GREEDY)
-    engine.model.set_attn_implementation("eager")
-    with torch.no_grad():
-        for branch in (first, second):
-            assert_like_plain(engine.model, branch)

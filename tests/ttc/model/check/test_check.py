@@ -166,12 +166,6 @@ def test_chunks_that_only_the_mask_has_are_found(case: str, chunk: int) -> None:
     assert [(shape.window, shape.chunk) for shape in shapes] == [(None, chunk)] * 3 + [(None, None)]
 
 
-def test_chunks_that_no_configuration_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ttc.model.check.model_check, "stated_windows", lambda _: [99, 101])
-    with pytest.raises(UnsupportedModel, match="position 100 does not see the one at 0"):
-        examine(small_models.build("llama4_text", 100))
-
-
 @pytest.mark.parametrize("window", [16, 100])  # run over; read off the mask
 @pytest.mark.parametrize(("case", "layers"), [("qwen2_moe", [0]), ("phimoe", [0, 1, 2, 3])])
 def test_a_window_that_only_the_mask_has_is_found(
@@ -190,13 +184,6 @@ def test_a_window_that_only_the_mask_has_and_no_configuration_states_is_refused(
     monkeypatch.setattr(ttc.model.check.model_check, "stated_windows", lambda _: [50])
     with pytest.raises(UnsupportedModel, match="told of no sliding window"):
         examine(small_models.build(case, 100))
-
-
-@pytest.mark.parametrize(
-    "case", ["llama4_text: no chunks", "qwen2_moe: no window", "phimoe: no window"]
-)
-def test_the_same_families_without_such_masks_are_accepted(case: str) -> None:
-    assert all(shape.window is None for shape in examine(small_models.build(case))[0])
 
 
 # the first one's masks look at tokens

@@ -313,17 +313,6 @@ CHATS = {
         kind="pieces",
         before=("<s>",),
     ),
-    "tinyllama": Chat(
-        "TinyLlama/TinyLlama-1.1B-Chat-v1.0: Zephyr's template on Llama's tokenizer",
-        ZEPHYR,
-        "<|user|>\n2 + 2?</s>\n<|assistant|>\n",
-        "<|user|>\n2 + 2?</s>\n<|assistant|>\nfour</s>\n<|user|>\nSure?</s>\n<|assistant|>\n",
-        "<|system|>\nBe brief.</s>\n<|user|>\n2 + 2?</s>\n<|assistant|>\n",
-        "<|user|>\n1 + 1?</s>\n<|assistant|>\ntwo</s>\n<|user|>\n2 + 2?</s>\n<|assistant|>\n",
-        bos="<s>",
-        kind="first",
-        before=("<s>",),
-    ),
     "chatml": Chat(
         "mlabonne/OrpoLlama-3-8B (github.com/openai/openai-python/blob/v0.28.1/chatml.md)",
         CHATML,
@@ -435,20 +424,6 @@ CHATS = {
         "<|endoftext|>",
         "first",
     ),
-    "phi_4": Chat(
-        "microsoft/phi-4",
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '<|im_sep|>' + m['content'] + "
-        "'<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ "
-        "'<|im_start|>assistant<|im_sep|>' }}{% endif %}",
-        "<|im_start|>user<|im_sep|>2 + 2?<|im_end|><|im_start|>assistant<|im_sep|>",
-        "<|im_start|>user<|im_sep|>2 + 2?<|im_end|><|im_start|>assistant<|im_sep|>four<|im_end|>"
-        "<|im_start|>user<|im_sep|>Sure?<|im_end|><|im_start|>assistant<|im_sep|>",
-        "<|im_start|>system<|im_sep|>Be brief.<|im_end|><|im_start|>user<|im_sep|>2 + 2?<|im_end|>"
-        "<|im_start|>assistant<|im_sep|>",
-        special=(*IM, "<|im_sep|>"),
-        bos="<|endoftext|>",
-        eos="<|im_end|>",
-    ),
     "deepseek_r1_distill": Chat(
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B: thoughts of earlier answers are left out",
         "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }}"
@@ -551,18 +526,6 @@ CHATS = {
         "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Sure?<|END_OF_TURN_TOKEN|>"
         "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
     ),
-    "yi": Chat(
-        "01-ai/Yi-34B-Chat: ChatML on SentencePiece",
-        CHATML,
-        im("user\n2 + 2?"),
-        im("user\n2 + 2?", "assistant\nfour", "user\nSure?"),
-        im("system\nBe brief.", "user\n2 + 2?"),
-        im("user\n1 + 1?", "assistant\ntwo", "user\n2 + 2?"),
-        IM,
-        "<|startoftext|>",
-        "<|im_end|>",
-        "first",
-    ),
     "stablelm_2": Chat(
         "stabilityai/stablelm-2-zephyr-1_6b",
         "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + eos_token + '\n' }}"
@@ -625,46 +588,6 @@ CHATS = {
         special=(*IM, "<think>", "</think>"),
         eos="<|im_end|>",
         options={"today": "8 July 2025"},
-    ),
-    "falcon_3": Chat(
-        "tiiuae/Falcon3-7B-Instruct",
-        "{% for m in messages %}{% if m['role'] == 'assistant' %}"
-        "{{ '<|assistant|>\n' + m['content'] + eos_token + ('' if loop.last else '\n') }}"
-        "{% else %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '\n' }}{% endif %}"
-        "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor "
-        "%}",
-        "<|user|>\n2 + 2?\n<|assistant|>\n",
-        "<|user|>\n2 + 2?\n<|assistant|>\nfour<|endoftext|>\n<|user|>\nSure?\n<|assistant|>\n",
-        "<|system|>\nBe brief.\n<|user|>\n2 + 2?\n<|assistant|>\n",
-        special=ROLES,
-        eos="<|endoftext|>",
-    ),
-    "internlm_2": Chat(
-        "internlm/internlm2-chat-20b",
-        "{{ bos_token }}" + CHATML,
-        "<s>" + im("user\n2 + 2?"),
-        "<s>" + im("user\n2 + 2?", "assistant\nfour", "user\nSure?"),
-        "<s>" + im("system\nBe brief.", "user\n2 + 2?"),
-        "<s>" + im("user\n1 + 1?", "assistant\ntwo", "user\n2 + 2?"),
-        IM,
-        "<s>",
-        "<|im_end|>",
-        "pieces",
-        ("<s>",),
-    ),
-    "openchat": Chat(
-        "openchat/openchat_3.5",
-        "{{ bos_token }}{% for m in messages %}"
-        "{{ 'GPT4 Correct ' + m['role'].title() + ': ' + m['content'] + '<|end_of_turn|>' }}{% "
-        "endfor %}{% if add_generation_prompt %}{{ 'GPT4 Correct Assistant:' }}{% endif %}",
-        "<s>GPT4 Correct User: 2 + 2?<|end_of_turn|>GPT4 Correct Assistant:",
-        "<s>GPT4 Correct User: 2 + 2?<|end_of_turn|>GPT4 Correct Assistant: four<|end_of_turn|>"
-        "GPT4 Correct User: Sure?<|end_of_turn|>GPT4 Correct Assistant:",
-        bos="<s>",
-        eos="<|end_of_turn|>",
-        kind="pieces",
-        before=("<s>",),
-        said=" four",
     ),
     "vicuna": Chat(
         "lmsys/vicuna-7b-v1.5 "

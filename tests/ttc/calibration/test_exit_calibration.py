@@ -113,27 +113,6 @@ A = same_p([0.2, 0.9, 0.9, 0.9], [0.8, 0.1, 0.1, 0.1])  # settled from layer 2 o
 B = same_p([0.2, 0.4, 0.9, 0.9], [0.8, 0.6, 0.1, 0.1])  # from layer 3 on
 
 
-def test_risk_controlled_by_hand() -> None:
-    assert risk_controlled([A], 0.0) == EarlyExit("ranking", l_min=2, patience=1)
-    assert risk_controlled([A, B], 0.0) == EarlyExit("ranking", l_min=3, patience=1)
-    assert risk_controlled([A, B], 0.5) == EarlyExit("ranking", l_min=2, patience=1)
-    assert risk_controlled([A, B], 1.0) == EarlyExit("ranking", l_min=1, patience=1)
-    never = risk_controlled([same_p([0.2, 0.2, 0.2, 0.9], [0.8, 0.8, 0.8, 0.1])], 0.0)
-    assert never == EarlyExit("ranking", l_min=4) and looks(4, never) == 1
-
-
-def test_looks_have_their_price() -> None:
-    """Settled early for one, late for the other: only a look at each layer can tell them apart."""
-    steady = same_p([0.9] * 6, [0.1] * 6)
-    late = same_p(
-        [0.1] * 4 + [0.9] * 2, [0.3, 0.2, 0.3, 0.2, 0.1, 0.1], [0.2, 0.3, 0.2, 0.3, 0.0, 0.0]
-    )
-    cheap = risk_controlled([steady, late], 0.0)
-    assert (replay(steady, cheap), replay(late, cheap)) == ([2, 2], [6, 6, 6])
-    dear = risk_controlled([steady, late], 0.0, look_layers=0.9)
-    assert (replay(steady, dear), replay(late, dear)) == ([5, 5], [5, 5, 5]) and looks(5, dear) == 1
-
-
 levels = st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.9])
 ratings = st.lists(
     st.lists(

@@ -57,27 +57,6 @@ def test_a_calibration_by_percentiles() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("allowed", "thresholds"),
-    [
-        # only the last can be told from those that disagree: (0.7, 0.1) lets 0.8 in
-        (0.0, (0.9, 0.3)),
-        (0.2, (0.7, 0.1)),  # three skipped, one of them wrong
-        (0.4, (0.5, 0.0)),
-        (1.0, (0.5, 0.0)),
-    ],
-)
-def test_risk_controlled_by_hand(allowed: float, thresholds: tuple[float, float]) -> None:
-    assert risk_controlled(FIVE, allowed) == thresholds
-
-
-def test_nothing_is_skipped_when_the_clearest_disagrees() -> None:
-    assert risk_controlled([Observation(0.9, 0.5, False), Observation(0.5, 0.1, True)], 0.1) == (
-        NEVER,
-        0.0,
-    )
-
-
 values = st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5])
 sets = st.lists(st.builds(Observation, values, values, st.booleans()), min_size=1, max_size=12)
 

@@ -260,23 +260,6 @@ def test_requests_that_are_drawn_differently_are_drawn_in_one_pass() -> None:
     assert used(found.batches[0]) == launched(found.batches[0]) == 11
 
 
-def test_requests_whose_rows_alternate_get_their_own_tokens_from_the_device() -> None:
-    def texts(run_ahead: bool) -> list[list[int]]:
-        engine = ahead_engine(run_ahead)
-        parents = forked(engine, 2)
-        engine.generate(parents, 3)
-        first, second = engine.fork(parents[0], 2)
-        (third,) = engine.fork(parents[1], 1)
-        batch = engine.running_batch()
-        batch.add([first, third], Step(9), GREEDY)
-        batch.add([second], Step(9))
-        batch.finish()
-        assert batch.ahead is None or batch.ahead.used == 8
-        return [branch.generated for branch in (first, second, third)]
-
-    assert texts(True) == texts(False)
-
-
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("event", "dropped"),

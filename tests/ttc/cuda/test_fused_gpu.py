@@ -45,7 +45,7 @@ SHAPES = [
 MET = [(*SHAPES[n % len(SHAPES)], layer) for n, layer in enumerate(LAYERS)]
 """Each shape, and each kind of layer."""
 TREE: Segments = [(70, 0, 4), (150, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4), (9, 4, 6)]
-COUNTS = [3, 1, 40, 2, 1, 9, 12]
+COUNTS = [3, 1, 22, 2, 1, 5, 9]
 """New tokens of the branches of `TREE`: interpreted kernels are slow, so it is a small one."""
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Weights are rounded to the values' type before they meet, but by the interpreter."""
@@ -85,7 +85,8 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(
     bound = BOUND[dtype] if DEVICE.type == "cuda" else 2e-5
     for layer in layers:
         DecodeCase(LayerShape(2, 64, 48), 3, TREE, 7, 5, dtype, DEVICE).check(layer, bound)
-        ExtendCase(LayerShape(2, 64, 48), 3, TREE, COUNTS, dtype, device=DEVICE).check(layer, bound)
+        case = ExtendCase(LayerShape(2, 64, 48), 3, TREE[:1], [3, 22, 1, 1], dtype, device=DEVICE)
+        case.check(layer, bound)
 
 
 @pytest.mark.slow
@@ -123,8 +124,8 @@ def test_any_tree_is_attended_as_by_softmax(
 @pytest.mark.slow
 @settings(max_examples=examples(6), suppress_health_check=[*HealthCheck])
 @given(
-    st.lists(st.sampled_from([1, 2, 21, 22, 65]), min_size=1, max_size=3),
-    st.lists(st.sampled_from([1, 5, 64, 130]), max_size=2),
+    st.lists(st.sampled_from([1, 2, 21, 22, 65]), min_size=1, max_size=2),
+    st.lists(st.sampled_from([1, 5, 65]), max_size=2),
     st.sampled_from([1, 3, 7, 70]),
     st.sampled_from([(3, 5), (16, 16), (17, 33)]),
     st.sampled_from(SIGHTS),
@@ -284,7 +285,7 @@ def test_an_engine_over_the_kernels_decodes_like_the_plain_model() -> None:
         patch.setattr(
             TritonAttention, "attend", lambda self, *args: calls.append(0) or attend(self, *args)
         )
-        root = engine.root(prompt(1, 20))
+        root = engine.root(prompt(1, 12))
         first = engine.fork(root, 2)
         engine.extend(first[:1], [prompt(2, 3)]).result()
         engine.generate(first, [3, 2], sampling=GREEDY)

@@ -21,7 +21,7 @@ from tests.helpers.placements import deeper
 from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from tests.ttc.model.loading.test_loading import save_tokenizer
-from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Split, Streamed
+from ttc import BeamGroups, Capture, Engine, Paged, Split, Streamed
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
 
@@ -34,7 +34,7 @@ def devices(copies: Any) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [Paged, *map(slow, (Headwise, BeamGroups, Layerwise))])
+@pytest.mark.parametrize("policy", [Paged, BeamGroups])
 def test_kv_that_moves_between_a_device_and_the_host_gives_plain_results(policy: type[Any]) -> None:
     plain, (device, _) = build("llama"), pretended_devices()
     engine = Engine(copy.deepcopy(plain).to(device), Letters(), memory=policy(budget_gib=SMALL))
@@ -86,9 +86,7 @@ def test_what_a_layer_computes_with_lies_where_it_runs(placement: Placement, cas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "memory", [None, slow(BeamGroups(budget_gib=2 * SMALL)), slow(Headwise(budget_gib=SMALL))]
-)
+@pytest.mark.parametrize("memory", [None, BeamGroups(budget_gib=2 * SMALL)])
 def test_weights_that_stream_come_from_the_host_to_the_device(memory: Residency | None) -> None:
     plain, (device, _) = deeper("llama"), pretended_devices()
     model = copy.deepcopy(plain)

@@ -73,7 +73,7 @@ def save(folder: Path, width: int) -> int:
 )
 def test_loading_takes_no_second_copy_of_the_model(tmp_path: Path) -> None:
     save(tmp_path / "small", 16)
-    layer_bytes = save(tmp_path / "large", 1024)
+    layer_bytes = save(tmp_path / "large", 768)
     command = [sys.executable, "-c", CHILD, str(tmp_path / "small"), str(tmp_path / "large")]
     ran = finished(command)
     assert ran.returncode == 0, ran.stderr

@@ -17,7 +17,7 @@ from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, FEW, prompt
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.placements import deeper
-from tests.helpers.tiers import slow, some_quick
+from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise, Split, Streamed
 from ttc.approximate.early_exit import EarlyExit
@@ -120,7 +120,7 @@ def test_states_of_layers_on_the_host_stay_there() -> None:
 @PLACED
 @pytest.mark.parametrize(
     "case",
-    ["llama", *map(slow, ("gpt2", "qwen3_5_text", "jamba", "mamba2", "gemma4_text: shared KV"))],
+    ["llama", "qwen3_5_text", "gemma4_text: shared KV"],
 )
 def test_scores_and_exits_are_those_of_the_whole_model(case: str, placement: str) -> None:
     asked, given = [[[3], [4]], [[5], [6]]], [prompt(3, 3), prompt(4, 2)]

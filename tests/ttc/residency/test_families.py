@@ -15,17 +15,15 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
-from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
+from ttc import BeamGroups, Capture, Engine, Headwise, Paged, UnsupportedModel
 from ttc.errors import TTCError
 
 TWICE = ("diffllama", "longcat_flash", "hrm_text")
 """Families with modules that attend several times in a pass."""
 POLICIES: dict[str, Any] = {
-    "layerwise": Layerwise(block_tokens=8),
     "beam_groups": BeamGroups(block_tokens=8),
     "paged": Paged(block_tokens=8),
     "headwise": Headwise(block_tokens=8),
-    "capture": Capture(),
     "capture, half ACT": Capture(act_share=0.5, block_tokens=8),
 }
 

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import regex
 import torch
 
 from search import (
     BeamSearch,
-    BestOfN,
     BudgetForcing,
     CertaintyProbe,
     ComputeOptimal,
@@ -405,41 +403,3 @@ def test_where_a_grammar_gives_up_its_problem_alone_fails(monkeypatch: Any) -> N
 
 
 # ---------------------------------------------------------------- a real model
-
-
-@pytest.mark.slow
-def test_smollm2_writes_json_that_it_cannot_write_by_itself() -> None:
-    from ttc.model.loading.default_model import smollm2_folder
-
-    own = Engine.from_pretrained(smollm2_folder())
-    schema = {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "maxLength": 16},
-            "people": {"type": "integer", "minimum": 0, "maximum": 10**8},
-            "sights": {
-                "type": "array",
-                "items": {"type": "string", "maxLength": 12},
-                "minItems": 1,
-                "maxItems": 3,
-            },
-        },
-        "required": ["city", "people", "sights"],
-        "additionalProperties": False,
-    }
-    question = "Name a city as JSON."
-    search = BestOfN(n=6, max_tokens=160)
-    plain = solve(SelfConsistency(n=6, max_tokens=160), problem=question, engine=own)
-    kept = solve(search, problem=question, engine=own, verifier=Costly(0), schema=schema)
-
-    def valid(text: str) -> bool:
-        try:
-            return set(json.loads(text)) == {"city", "people", "sights"}
-        except ValueError:
-            return False
-
-    ended = [branch for branch in kept.branches if branch.finish_reason == "eos"]
-    assert len(ended) >= 4 and all(valid(branch.text) for branch in ended)
-    assert not any(map(valid, texts(plain)))
-    logprobs = np.array([value for branch in ended for value in branch.logprobs])
-    assert np.isfinite(logprobs).all()  # those of the model, without the mask

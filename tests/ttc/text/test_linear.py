@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import ttc.text
+from tests.helpers import tiers
 from ttc.text.answers import extract_answer
 
 FILE = Path(__file__).parents[2] / "data" / "readings.jsonl"
@@ -169,16 +170,10 @@ def test_the_patterns_are_all_of_the_room() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_repetition_of_some_patterns_is_read_over_and_over(kind: str) -> None:
-    slow = [attack for attack in attacks()[::128] if not is_linear(*attack, kind)]
-    assert not slow
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
 def test_no_repetition_of_any_pattern_is_read_over_and_over(kind: str) -> None:
     """A number in groups of two (1,11,11,...) was tried at each of its digits, and each of many
     statements without a number was asked for the language of the whole text."""
-    mine = attacks()[KINDS.index(kind) :: len(KINDS)]
+    step = 128 if tiers.IS_FAST else len(KINDS)
+    mine = attacks()[KINDS.index(kind) :: step]
     slow = [attack for attack in mine if not is_linear(*attack, kind)]
     assert not slow

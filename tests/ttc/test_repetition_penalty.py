@@ -12,24 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-import ttc.sampling
 from search import BeamSearch, SelfConsistency, solve
 from tests.helpers.engines import GREEDY
-from tests.helpers.models import build, prompt, small
+from tests.helpers.models import build, small
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import EOS, Ascii, Letters
+from tests.ttc.test_generation_settings import PROMPTS, by_torch
 from ttc import Engine, InvalidInput, Layerwise, Sampling
-from ttc.sampling import Draws, draw, random_states
+from ttc.sampling import draw, random_states
 from ttc.step import Step
 
-PROMPTS = [prompt(1, 12), prompt(1, 12)[:9] + prompt(2, 3), prompt(3, 5), [17]]
 PENALISED = Sampling(0, repetition_penalty=1.3)
-
-
-def by_torch(*given: Any, **options: Any) -> Draws:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.sampling, "compiled_kernel", lambda: None)
-        return draw(*given, **options)
 
 
 @pytest.mark.parametrize("way", [draw, by_torch], ids=["compiled", "torch"])

@@ -14,7 +14,7 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, small
 from tests.helpers.servers import ServedModel, connected
 from tests.helpers.tokenizers import EOS, Ascii
-from ttc import Engine, InvalidInput, Sampling
+from ttc import Backend, Branch, Engine, InvalidInput, Sampling
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.loading.load import load_generation_config
 from ttc.remote.backend import settings_beside
@@ -24,6 +24,14 @@ PROMPTS = [[72, 101, 108, 108, 111], [65, 66], [40, 41, 42, 43]]
 
 def settings_of(**settings: Any) -> GenerationSettings:
     return GenerationSettings.of(GenerationConfig(**settings), VOCAB)
+
+
+def in_two_steps(backend: Backend, sampling: Sampling) -> list[Branch]:
+    branches = backend.roots(PROMPTS).result()
+    for count in (4, 7):
+        open_ones = [branch for branch in branches if not branch.finished]
+        backend.generate(open_ones, count, sampling=sampling)
+    return branches
 
 
 def test_the_repetition_penalty_is_asked_for() -> None:
@@ -36,14 +44,7 @@ def test_the_repetition_penalty_is_asked_for() -> None:
     served = ServedModel()
     for settings, here in ((settings_of(repetition_penalty=1.6), engine), (None, without)):
         with connected(served, settings=settings) as there:
-            written = []
-            for backend in (here, there):
-                branches = backend.roots(PROMPTS).result()
-                for count in (4, 7):
-                    backend.generate(
-                        [b for b in branches if not b.finished], count, sampling=GREEDY
-                    )
-                written.append(branches)
+            written = [in_two_steps(backend, GREEDY) for backend in (here, there)]
             assert {request["repetition_penalty"] for request in served.requests} == {
                 1.6 if settings else 1.0
             }
@@ -109,13 +110,7 @@ def test_the_penalty_of_a_sampling_stands_in_for_that_of_the_files() -> None:
     served = ServedModel()
     here = Engine(small(context=1024, eos=EOS), Ascii())
     with connected(served, settings=settings_of(repetition_penalty=1.6)) as there:
-        texts = []
-        for backend in (here, there):
-            branches = backend.roots(PROMPTS).result()
-            for count in (4, 7):
-                open_ones = [branch for branch in branches if not branch.finished]
-                backend.generate(open_ones, count, sampling=asked)
-            texts.append([branch.tokens for branch in branches])
+        texts = [[b.tokens for b in in_two_steps(backend, asked)] for backend in (here, there)]
         assert texts[0] == texts[1]
         assert {request["repetition_penalty"] for request in served.requests} == {1.3}
     refused = pytest.raises(InvalidInput, match=r"repetition_penalty=1\.3 is not taken by this")

@@ -40,18 +40,6 @@ def asked(*faults: Fault, tokenizer: Any = None, ids_out: bool = False, **option
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_a_thought_that_is_kept_apart_is_put_back_and_not_read(field: str) -> None:
-    result = asked(says(text="The answer is 18.", **{field: "The answer is 12."}))
-    assert result.answer == "18" and result.best is not None
-    assert result.best.text == "<think>The answer is 12.</think>The answer is 18."
-    assert (result.best.thought, result.best.answer_text) == (
-        "The answer is 12.",
-        "The answer is 18.",
-    )
-
-
-@pytest.mark.slow
 def test_a_thought_that_was_cut_off_has_no_answer() -> None:
     for text in ("", None):
         result = asked(says(text=text, reasoning_content="The answer is 12.", finish_reason="stop"))
@@ -81,13 +69,22 @@ def test_a_thought_that_the_tokenizer_has_no_marks_for_is_refused_by_name() -> N
         asked(says(text="18", reasoning_content="12"), tokenizer=Ascii())
 
 
-@pytest.mark.parametrize("tokenizer", [Ascii(), Thinker()], ids=["no marks", "other marks"])
-def test_a_thought_is_put_back_between_the_users_own_marks(tokenizer: Any) -> None:
-    marks = ThinkingMarks("((", "))")
-    said = says(text="18", reasoning_content="12")
-    result = asked(said, tokenizer=tokenizer, thinking_marks=marks)
-    assert result.best is not None and result.best.text == "((12))18"
-    assert result.answer == "18" and result.best.thought == "12"
+@pytest.mark.parametrize(
+    ("tokenizer", "field", "own", "text"),
+    [
+        (Thinker(), "reasoning", None, "<think>12</think>18"),
+        (Thinker(), "reasoning_content", ThinkingMarks("((", "))"), "((12))18"),
+        (Ascii(), "reasoning_content", ThinkingMarks("((", "))"), "((12))18"),
+    ],
+)
+def test_a_thought_is_put_back_between_the_models_marks_or_the_users(
+    tokenizer: Any, field: str, own: ThinkingMarks | None, text: str
+) -> None:
+    marks = {} if own is None else {"thinking_marks": own}
+    result = asked(says(text="18", **{field: "12"}), tokenizer=tokenizer, **marks)
+    assert result.best is not None and result.best.text == text
+    assert (result.answer, result.best.answer_text) == ("18", "18")
+    assert result.best.thought == "12"
 
 
 @pytest.mark.parametrize("thought", [None, ""])

@@ -151,12 +151,3 @@ def test_the_distribution_has_a_name_of_its_own_and_the_packages_version(
     assert about["project"]["name"] == "ttc-tree"  # "ttc" is another project's on PyPI
     assert about["tool"]["hatch"]["version"]["path"] == "ttc/__init__.py"
     assert re.fullmatch(r"\d+\.\d+\.\d+", importlib.import_module("ttc").__version__)
-
-
-@pytest.mark.parametrize("name", (*PACKAGES, "experiments"))
-def test_nothing_is_kept_for_a_release_that_never_was(name: str) -> None:
-    """Version 0.1.0 is the first, so there are no old names to warn about yet."""
-    folder = Path(str(importlib.import_module(name).__file__)).parent
-    assert [
-        file.name for file in folder.rglob("*.py") if "DeprecationWarning" in file.read_text()
-    ] == []

@@ -81,21 +81,6 @@ def test_the_gate_repeats_what_was_observed(engine: Engine) -> None:
     assert sum(o.max_p >= tau_conf for o in found) == 4
 
 
-def test_p_always_agrees_with_itself(engine: Engine) -> None:
-    class Whole:
-        """p of the whole branch, as a verifier."""
-
-        def rate(
-            self, branches: Sequence[Any], questions: Sequence[str], backend: Any
-        ) -> list[list[float]]:
-            return [[sum(b.top1) / len(b.top1)] for b in branches]
-
-    search = BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3)
-    assert all(o.agrees for o in observe(search, Whole(), PROBLEMS, engine=engine))
-    one_step = BestOfN(n=4, max_tokens=5)  # where a mean per step is the mean of all
-    assert all(o.agrees for o in observe(one_step, ConfidenceVerifier(), PROBLEMS, engine=engine))
-
-
 def test_a_problem_that_fails_is_left_out(engine: Engine) -> None:
     problems = [PROBLEMS[0], Problem("bad"), PROBLEMS[1]]
     search = BestOfN(n=3, max_tokens=4)

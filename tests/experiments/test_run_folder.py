@@ -23,7 +23,6 @@ from tests.helpers.records import by_id, records, roughly
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from tests.helpers.tiers import slow
 from ttc import InvalidInput
-from ttc.scheduler import batch as decode
 
 # ---------------------------------------------------------------- the same names, other data or
 # weights
@@ -263,38 +262,6 @@ LONG = ["search=self_consistency", "search.n=2", "search.max_tokens=40", "datase
 def long_rows(place: Path, count: int = 9) -> None:
     rows = [{"question": f"{i} and {i + 1} ?", "answer": str(i)} for i in range(count)]
     save_rows(place / "rows.jsonl", rows)
-
-
-@pytest.mark.slow
-def test_a_slow_problem_holds_back_nobody(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes are those of two places, each of which takes the next problem as soon as it is
-    free."""
-    long_rows(place)
-    passes = list[int]()
-    draw = decode.draw_tokens
-    monkeypatch.setattr(
-        decode, "draw_tokens", lambda rows, *rest: [passes.append(len(rows)), draw(rows, *rest)]
-    )
-    run(composed(place, *LONG, "run.batch=2"))
-    found = by_id(place)
-    lengths = [max(b["tokens"] for b in found[f"file-{i}"]["branches"]) for i in range(9)]
-    free = [0, 0]  # the pass at which each place is free
-    for length in lengths:
-        free[free.index(min(free))] += length
-    assert len(passes) == max(free)
-    in_turn = sum(map(max, zip(lengths[::2], [*lengths[1::2], 0], strict=True)))
-    # which is what two at a time would take if they waited for each other
-    assert len(passes) < 0.9 * in_turn
-
-
-@pytest.mark.slow
-def test_records_do_not_depend_on_how_many_are_under_way(place: Path) -> None:
-    long_rows(place)
-    for batch in ("1", "3", "null"):
-        run(composed(place, *LONG, f"run.batch={batch}", f"run.name=b{batch}"))
-    alone = by_id(place, "b1")
-    assert len(alone) == 9
-    assert by_id(place, "b3") == roughly(alone) and by_id(place, "bnull") == roughly(alone)
 
 
 @pytest.mark.slow

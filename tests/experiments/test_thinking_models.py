@@ -10,7 +10,7 @@ import torch
 
 from search import BeamSearch, BestOfN, Greedy, solve, stream
 from tests.helpers.thinking import save_qwen3
-from ttc import BeamGroups, BlockCache, Engine, Layerwise, Paged
+from ttc import Engine
 from ttc.text.prompt import PromptTemplate
 from verifiers import ConfidenceVerifier
 
@@ -82,24 +82,3 @@ def test_a_search_that_is_left_while_thoughts_are_closed_frees_all(tmp_path: Pat
         for branch in ended.branches:
             same = next(b for b in whole.branches if b.path == branch.path)
             assert same.tokens[: len(branch.tokens)] == branch.tokens
-
-
-def test_thoughts_are_the_same_under_every_memory_policy(tmp_path: Path) -> None:
-    folder = save_qwen3(tmp_path / "qwen3")
-    search = BeamSearch(
-        beam_size=2, beam_width=2, thinking_step=6, thinking_tokens=14, max_steps=4, step_tokens=5
-    )
-
-    def written_under(**options: Any) -> list[list[int]]:
-        engine = Engine.from_pretrained(folder, dtype="float32", **options)
-        result = solve(
-            search, problem="1 + 1?", engine=engine, template=ASKED, verifier=ConfidenceVerifier()
-        )
-        assert result.error is None and engine.kv_bytes() == 0
-        return [branch.tokens for branch in result.branches]
-
-    budget = {"budget_gib": 24 * 1024 / 2**30, "block_tokens": 8}
-    plain = written_under()
-    for policy in (BeamGroups(**budget), Paged(**budget), Layerwise(**budget)):
-        assert written_under(memory=policy) == plain
-    assert written_under(cache=BlockCache(2)) == plain

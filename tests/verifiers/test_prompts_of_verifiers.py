@@ -14,13 +14,11 @@ import transformers as hf
 from tests.helpers.backends import FakeBackend
 from tests.helpers.chats import CHATS, QUESTION, Chat, tokenizer
 from tests.helpers.models import small
-from tests.helpers.reward_models import sentence_tokenizer
 from ttc import Engine
 from ttc.branch import Branch
 from ttc.text.conversation import Talk
 from verifiers import (
     LLMJudge,
-    MathShepherd,
     OutcomeReward,
     QwenPRM,
     RLHFlowPRM,
@@ -91,37 +89,6 @@ def test_an_outcome_model_gets_no_first_token_that_its_template_leaves_out() -> 
     zephyr = CHATS["zephyr"]
     text = "<|user|>\n2 + 2?</s>\n<|assistant|>\nfour</s>\n"
     assert own(OutcomeReward, zephyr.tokenizer).closed(QUESTION, ["four"]) == zephyr.ids(text)
-
-
-def test_qwen_prm() -> None:
-    """Qwen/Qwen2.5-Math-PRM-7B's card: tokenizer.encode of the template's text, the answer's steps
-    joined."""
-    chat = CHATS["qwen_2_5"]
-    words = tokenizer((*chat.tokens, "<extra_0>"), "bytes", None, chat.eos, (), (), chat.template)
-    verifier = own(QwenPRM, words)
-    messages = [
-        {
-            "role": "system",
-            "content": "Please reason step by step, and put your final answer within \\boxed{}.",
-        },
-        {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": "<extra_0>".join(STEPS) + "<extra_0>"},
-    ]
-    expected = words.encode(words.apply_chat_template(messages, tokenize=False))
-    tokens = verifier.closed(QUESTION, STEPS)
-    assert (
-        tokens == expected[: len(tokens)]
-        and words.decode(expected[len(tokens) :]) == "<|im_end|>\n"
-    )
-
-
-def test_math_shepherd() -> None:
-    """peiyi9979/math-shepherd-mistral-7b-prm's card: tokenizer.encode(f"{question} {output}")."""
-    words = sentence_tokenizer(["▁ки", "▁+", "▁-"])
-    output = "Step 1: 2 + 2 = 4. ки\nStep 2: So four. ки"
-    expected = words.encode(f"{QUESTION} {output}")
-    assert expected[0] == words.bos_token_id
-    assert own(MathShepherd, words).closed(QUESTION, STEPS) == expected
 
 
 @pytest.mark.parametrize("name", ["deepseek_r1_distill", "qwen_2_5"])

@@ -134,26 +134,6 @@ def test_a_budget_too_small_for_both_is_refused_before_the_reward_model_runs() -
         prm().rate(grown(engine, root, "abc\n"), [QUESTION], engine)
 
 
-def test_a_parent_that_is_let_go_before_its_children_are_rated_still_serves_them() -> None:
-    engine, verifier = policy(), prm()
-    (parent,) = grown(engine, engine.root([1, 2]), "One two three four five six.\n")
-    verifier.rate([parent], [QUESTION], engine)
-    before = parent.usage.verifier_tokens
-    children = grown(engine, parent, "Seven.\n", "Eight.\n")
-    engine.release([parent])
-    verifier.released([parent])
-    verifier.rate(children[:1], [QUESTION], engine)
-    verifier.rate(children[1:], [QUESTION], engine)
-    new = [
-        len(verifier.layout(c, QUESTION).tokens) - len(verifier.layout(parent, QUESTION).tokens)
-        for c in children
-    ]
-    assert parent.usage.verifier_tokens - before == sum(new)
-    assert parent not in verifier.mirror(engine).mirrors
-    verifier.released(children)
-    assert not verifier.mirror(engine).engine.memory.live
-
-
 def test_another_engine_gets_a_tree_of_its_own() -> None:
     verifier, first, second = prm(), policy(), policy()
     for engine in (first, second):

@@ -17,24 +17,11 @@ from experiments.lab.bench.memory import (
     SWEEP,
     Case,
     Silent,
-    bytes_table,
     measure,
     shaped,
     sweep_budget,
-    sweep_table,
-    time_table,
     tiny,
 )
-
-Rows = dict[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def rows() -> Rows:
-    model = tiny(layers=16)
-    return {
-        arm: measure(model, Silent(), arm, Case(12, 32, 32, 16, arm not in PRIVATE)) for arm in ARMS
-    }
 
 
 @pytest.mark.slow
@@ -67,39 +54,21 @@ def test_what_was_measured_by_the_same_code_is_not_measured_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", PRIVATE)
-def test_counted_bytes_agree_with_the_papers_model(rows: Rows, arm: str) -> None:
-    counted = sum(rows[arm]["to_device_bytes"].values())
-    assert counted == pytest.approx(rows[arm]["model_bytes"], rel=0.03)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arm", ["+ inter-beam", "+ prefetch"])
-def test_beam_groups_move_little_more_than_they_must(rows: Rows, arm: str) -> None:
-    counted = sum(rows[arm]["to_device_bytes"].values())
-    assert rows[arm]["lower_bound_bytes"] <= counted <= 1.1 * rows[arm]["lower_bound_bytes"]
-
-
-@pytest.mark.slow
-def test_each_mechanism_moves_less_within_the_budget(rows: Rows) -> None:
-    moved = [
-        sum(rows[arm]["to_device_bytes"].values())
-        for arm in ("layerwise", "inter-token", "+ inter-beam")
-    ]
-    assert moved[0] > 10 * moved[1] > 20 * moved[2] > 0
-    assert all(
-        row["device_peak_bytes"] <= row["budget_bytes"]
-        for row in rows.values()
-        if row["budget_bytes"]
-    )
-    assert sum(rows["resident"]["to_device_bytes"].values()) == 0
-
-
-@pytest.mark.slow
-def test_tables_have_a_line_for_each_arm(rows: Rows) -> None:
-    assert len(time_table({"time": {"rows": list(rows.values())}}).splitlines()) == 2 + len(ARMS)
-    assert len(bytes_table({"bytes": {"rows": list(rows.values())}}).splitlines()) == 2 + len(ARMS)
-    assert len(time_table({"time": {"rows": [rows["resident"]]}}).splitlines()) == 3
+def test_each_arm_moves_what_its_model_says_within_the_budget() -> None:
+    model = tiny(layers=16)
+    rows = {
+        arm: measure(model, Silent(), arm, Case(12, 32, 32, 16, arm not in PRIVATE)) for arm in ARMS
+    }
+    moved = {arm: sum(row["to_device_bytes"].values()) for arm, row in rows.items()}
+    for arm in PRIVATE:
+        assert moved[arm] == pytest.approx(rows[arm]["model_bytes"], rel=0.03)
+    for arm in ("+ inter-beam", "+ prefetch"):
+        least = rows[arm]["lower_bound_bytes"]
+        assert least <= moved[arm] <= 1.1 * least
+    assert moved["layerwise"] > 10 * moved["inter-token"] > 20 * moved["+ inter-beam"] > 0
+    assert moved["resident"] == 0
+    for row in rows.values():
+        assert not row["budget_bytes"] or row["device_peak_bytes"] <= row["budget_bytes"]
 
 
 @pytest.mark.slow
@@ -111,12 +80,6 @@ def test_the_sweeps_budget_makes_every_switch_move_something() -> None:
     assert sweep_budget(model, Case(64, 64, 64, 32)) == int(64 * 128 * 8 * 32 * BUDGET_SHARE)
     rows = [measure(model, Silent(), arm, case, budget=budget) for arm in SWEEP]
     assert all(sum(row["to_device_bytes"].values()) for row in rows)
-    table = sweep_table({"sweep": {"rows": rows}}).splitlines()
-    assert (
-        len(table) == 3
-        and table[-1].startswith("| 4 | 32 | ")
-        and table[-1].count("|") == table[0].count("|")
-    )
 
 
 @pytest.mark.parametrize("shape", ["opt-6.7b", "llama-2-7b"])

@@ -15,7 +15,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
 from experiments.lab.bench.client_calls import CALLS
-from experiments.lab.bench.clients import called, table
+from experiments.lab.bench.clients import called
 from tests.helpers.chat_server import serving
 from ttc import Engine
 from ttc.model.loading.default_model import smollm2_folder
@@ -42,12 +42,3 @@ def test_a_client_gets_its_answer(url: str, call: str) -> None:
         assert found["outcome"] == "passed", found
     if isinstance(found.get("answer"), dict) and call != "instructor JSON":  # any object
         assert 1 <= found["answer"]["rooms"] <= 999 and 1 <= found["answer"]["stars"] <= 5
-
-
-def test_the_table_has_each_client_once() -> None:
-    cases = [
-        {"call": "a chat", "version": "1", "outcome": "passed"},
-        {"call": "a tools", "version": "1", "outcome": "refused"},
-        {"call": "b chat", "version": "2", "outcome": "passed"},
-    ]
-    assert table({"cases": cases}) == "a 1 (1 of 2), b 2 (1 of 1)."

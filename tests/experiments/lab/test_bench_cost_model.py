@@ -1,18 +1,14 @@
-"""`python -m experiments.bench cost_model`: what is predicted for which pass, and how errors are
-summed up."""
+"""`python -m experiments.bench cost_model`: what is predicted for which pass."""
 
 from __future__ import annotations
 
 import json
-import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-import experiments.lab.bench.command as bench
 from experiments.lab.bench import cost_model, stored_profile
 from tests.helpers.placements import write_profile
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
@@ -87,56 +83,7 @@ def test_the_turn_counts_whose_error_is_the_median(monkeypatch: pytest.MonkeyPat
         )
 
 
-def test_errors_are_summed_up_without_their_signs() -> None:
-    times = [(110, 100), (80, 100), (100, 100)]
-    rows = [
-        {
-            "model": "m",
-            "layers": 2,
-            "context": 1024,
-            "rows": 4,
-            "prompts": 1,
-            "predicted_ms": p,
-            "measured_ms": m,
-        }
-        for p, m in times
-    ]
-    printed = cost_model.table(rows)
-    assert "| m | 2 | 1,024 | 4 | 1 | 110.00 | 100.00 | +10.0% |" in printed
-    assert printed.endswith("median error 10.0%, largest 20.0%; 2 of 3 within 15%")
-
-
-def test_the_command_measures_the_machine_beside_each_case(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(cost_model, "PassTimer", Timer)
-    asked = []
-
-    class Beside:
-        def __init__(self, *_: object):
-            pass
-
-        def measure(
-            self, timer: Timer, rows: int, context: int, group: float, prefixes: int = 1
-        ) -> tuple[DeviceProfile, float]:
-            asked.append((rows, prefixes, context, group))
-            return DEVICE, 3.0
-
-    monkeypatch.setattr(cost_model, "ProfileBeside", Beside)
-    out = tmp_path / "cost_model.json"
-    monkeypatch.setattr(
-        sys, "argv", ["experiments.bench", "cost_model", "--quick", "--out", str(out)]
-    )
-    bench.main()
-    record = json.loads(out.read_text())
-    assert record["model"] == "random weights, bfloat16"
-    cases = [(*rows, context, 2) for context in (128, 1024) for rows in ((1, 1), (16, 1), (16, 4))]
-    assert asked == [case for case in cases for _ in range(5)]
-    assert {row["measured_ms"] for row in record["rows"]} == {3000}
-    assert [(row["rows"], row["prompts"], row["context"], 2) for row in record["rows"]] == cases
-
-
-def test_errors_of_a_stored_profile_are_added_turn_by_turn(
+def test_turns_of_a_stored_profile_are_added_to_those_of_the_same_passes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(stored_profile, "PassTimer", Timer)
@@ -145,6 +92,7 @@ def test_errors_of_a_stored_profile_are_added_turn_by_turn(
     link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
     profile = write_profile(tmp_path / "profile.json", [DEVICE], link)
     out = tmp_path / "stored.json"
+    out.write_text(json.dumps({"settings": {"layers": 99}, "rows": [{"begun": "2026-01-01"}]}))
     for bandwidth in (1e9, 2e9):
         monkeypatch.setattr(stored_profile, "read_bandwidth", lambda: bandwidth)  # noqa: B023
         stored_profile.run(profile=Path(profile), turns=1, out=out)
@@ -157,48 +105,3 @@ def test_errors_of_a_stored_profile_are_added_turn_by_turn(
     assert rows[4]["now_ms"] - overhead == pytest.approx((rows[4]["stored_ms"] - overhead) / 2)
     stored = [abs(row["stored_ms"] / 10_000 - 1) for row in rows]
     assert stored_profile.errors(rows, "stored") == pytest.approx(sorted(stored))
-    assert "as stored: median error" in stored_profile.table(record)
-
-
-def test_turns_of_several_machines_and_days_stay_side_by_side(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A record from before rows named their machine, and a turn of this one a day and a half
-    later."""
-    monkeypatch.setattr(stored_profile, "PassTimer", Timer)
-    monkeypatch.setattr(stored_profile, "SHAPES", {"Qwen3-0.6B": cost_model.SHAPES["Qwen3-0.6B"]})
-    monkeypatch.setattr(stored_profile, "machine", lambda: {"cpu": "New", "threads": 2})
-    monkeypatch.setattr(stored_profile, "commit", lambda: "b" * 40)
-    monkeypatch.setattr(stored_profile.time, "sleep", lambda _: None)
-    link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
-    profile = write_profile(tmp_path / "profile.json", [DEVICE], link)
-    begun = (datetime.now(UTC) - timedelta(hours=36)).isoformat(timespec="seconds")
-    row = {"begun": begun, "bandwidth": 3.0, "model": "m", "context": 128, "rows": 1}
-    row |= {"measured_ms": 10.0, "stored_ms": 12.0, "now_ms": 9.0}
-    out = tmp_path / "stored.json"
-    settings = {"layers": stored_profile.LAYERS, "shapes": ["Qwen3-0.6B"]}
-    old = {"machine": {"cpu": "Old", "threads": 1}, "commit": "a" * 40, "rows": [row]}
-    out.write_text(json.dumps(old | {"settings": settings | {"profile_bandwidth": 4e9}}))
-    stored_profile.run(profile=Path(profile), turns=1, out=out)
-    record = json.loads(out.read_text())
-    assert [row["commit"][0] for row in record["rows"]] == ["a", *"bbbb"]
-    assert record["rows"][0]["profile_bandwidth"] == 4.0
-    printed = stored_profile.table(record)
-    old_name, new_name = (f"{name}, AVX512 with bfloat16, " for name in ("Old", "New"))
-    assert f"| {old_name}1 thread | all 1 | | | 20% | 20% | 10% | 10% |" in printed
-    assert f"| {new_name}2 threads | all 1 |" in printed
-    assert printed.endswith("2 turns on 2 machines, over 36.0 hours.")
-
-
-def test_a_record_of_other_passes_is_begun_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(stored_profile, "PassTimer", Timer)
-    monkeypatch.setattr(stored_profile, "SHAPES", {"Qwen3-0.6B": cost_model.SHAPES["Qwen3-0.6B"]})
-    monkeypatch.setattr(stored_profile.time, "sleep", lambda _: None)
-    link = LinkProfile(to_device_bandwidth=1e9, to_host_bandwidth=1e9)
-    profile = write_profile(tmp_path / "profile.json", [DEVICE], link)
-    out = tmp_path / "stored.json"
-    out.write_text(json.dumps({"settings": {"layers": 99}, "rows": [{"begun": "2026-01-01"}]}))
-    stored_profile.run(profile=Path(profile), turns=1, out=out)
-    assert len(json.loads(out.read_text())["rows"]) == 4

@@ -15,7 +15,7 @@ import torch
 from experiments.lab.bench.gpu import first_contact, kernels, machine
 from experiments.lab.bench.gpu.first_contact import run
 from experiments.lab.bench.gpu.machine import Machine
-from experiments.lab.bench.gpu.parts import ABOUT, Asked, Part, words
+from experiments.lab.bench.gpu.parts import ABOUT, Asked, Part
 from experiments.standins.pretended import Waits, pretended_devices
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.processes import finished
@@ -168,12 +168,9 @@ for name in names:
 """
 
 
-OTHERS = [name for name in ABOUT if name != "device"]
-
-
 @without_gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [OTHERS[n::3] for n in range(3)], ids=" ".join)
+@pytest.mark.parametrize("names", [[*ABOUT][n::3] for n in range(3)], ids=" ".join)
 def test_each_part_is_rehearsed(names: list[str], tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model")
     done = finished([sys.executable, "-c", REHEARSAL, str(tmp_path), model, *names])
@@ -184,21 +181,3 @@ def test_each_part_is_rehearsed(names: list[str], tmp_path: Path) -> None:
         assert not verdicts & {machine.WRONG, machine.FAILED}, name
         if name in ("lbs", "helm", "capture"):  # each arm fits, as small as it is
             assert verdicts == {machine.MEASURED}
-
-
-@without_gpu
-@pytest.mark.slow
-def test_the_command_rehearses_a_part_and_says_what_to_send(tmp_path: Path) -> None:
-    out = tmp_path / "contact.json"
-    asked = ["--rehearse", "--minutes", "0.01", "--out", str(out)]
-    done = finished([sys.executable, "-m", "experiments.bench", "gpu", *asked])
-    assert done.returncode == 0 and f"send this file: {out}" in done.stderr
-    record = json.loads(out.read_text())
-    assert [one["part"] for one in record["parts"]] == list(ABOUT)
-    assert record["machine"]["torch"] and record["simulated"] == "the GPU: a rehearsal"
-    assert "| no time was left |" in first_contact.table(record)
-    rows = tmp_path / "rows.jsonl"
-    done = finished(words("device", ASKED, rows))
-    found = first_contact.read(rows)
-    assert done.returncode == 0
-    assert [row["case"] for row in found] == ["device", "a first kernel"]

@@ -25,12 +25,3 @@ def test_both_ways_are_measured_and_what_the_engine_holds_is_counted() -> None:
     key_value = 2 * 256 * 2  # of a token in the one layer of attention
     # a state after the prefix and after each branch
     assert own["bytes"] == 4 * state + (23 + 3 * 4) * key_value
-
-
-def test_the_table_sets_both_side_by_side() -> None:
-    rows = [{"prefill_s": 6.0, "step_ms": 40.0}, {"prefill_s": 0.2, "step_ms": 10.0}]
-    assert hybrid.table({"rows": rows, "new_tokens": 50}).splitlines()[2:] == [
-        "| prefill | 6.0 s | 200 ms | 30.0x |",
-        "| a token of all branches | 40 ms | 10 ms | 4.0x |",
-        "| prefill and 50 tokens | 8.0 s | 700 ms | 11.4x |",
-    ]

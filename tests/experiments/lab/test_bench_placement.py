@@ -80,15 +80,6 @@ def test_a_record_that_broke_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked == [("streamed", 1, 0.1), ("accelerate", 1, 0.1)]
 
 
-def test_the_table_says_how_much_faster_the_split_is() -> None:
-    times = {"resident": 0.02, "split": 0.1, "streamed": 0.44, "accelerate": 0.56}
-    sizes = {"moved_bytes": 2_000_000, "device_bytes": 7_000_000}
-    rows = [{"arm": arm, "branches": 1, "pass_s": s, **sizes} for arm, s in times.items()]
-    lines = placement.table({"rows": rows}).splitlines()
-    assert lines[4] == "| 1 | `placement=streamed` | 7 | 440 | 2.00 | 4.4 |"
-    assert lines[5].endswith("| 560 | 2.00 | 5.6 |") and lines[3].endswith("| 100 | 2.00 | - |")
-
-
 @pytest.mark.slow
 def test_the_split_is_that_of_helms_machine() -> None:
     assert helm_split().k == 21

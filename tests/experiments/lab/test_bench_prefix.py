@@ -41,39 +41,6 @@ def test_one_request_is_forked_where_that_can_be_and_repeated_where_not(
     assert figures == {"prefill_s": 11.5, "step_ms": 1000, "kv_bytes": None}
 
 
-def test_the_table_of_another_processor_has_both_types_beside_generate() -> None:
-    steps = {
-        ("generate", "float32"): 90.0,
-        ("engine", "float32"): 30.0,
-        ("engine", "bfloat16"): 45.0,
-    }
-    rows = [
-        {"tokens": 1024, "branches": 8, "arm": arm, "dtype": dtype, "step_ms": step}
-        for (arm, dtype), step in steps.items()
-    ]
-    last = prefix.avx2_table({"rows": rows}).splitlines()[-1]
-    assert last == "| 1,024 | 8 | 90 ms | 30 ms (3.0x) | 45 ms (2.0x) |"
-
-
-def test_the_short_table_has_the_rows_of_each_processor() -> None:
-    case = {"tokens": 64, "branches": 1, "prefill_s": 1.0}
-    rows = [
-        case | {"arm": "generate", "step_ms": 60.0},
-        case | {"arm": "engine", "step_ms": 20.0},
-        case | {"arm": "engine", "step_ms": 15.0, "quantized": True},
-    ]
-    records = {
-        name: {"rows": rows, "machine": {"instructions": name}}
-        for name in ("AVX512 with bfloat16", "AVX2")
-    }
-    assert prefix.short_table(records).splitlines()[2:] == [
-        "| AVX-512 | 64 | 1 | 60 ms | 20 ms | 3.0x | 1.0 s | 1.0 s |",
-        "| AVX-512, weights in 4 bits | 64 | 1 | 60 ms | 15 ms | 4.0x | 1.0 s | 1.0 s |",
-        "| AVX2 | 64 | 1 | 60 ms | 20 ms | 3.0x | 1.0 s | 1.0 s |",
-        "| AVX2, weights in 4 bits | 64 | 1 | 60 ms | 15 ms | 4.0x | 1.0 s | 1.0 s |",
-    ]
-
-
 @pytest.mark.parametrize(
     ("units", "named"), [(True, "bfloat16"), (False, "generate in float32 and engine in bfloat16")]
 )

@@ -9,7 +9,6 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from experiments.lab.bench import quantized
 from experiments.lab.bench.quantized_way import Measured, unpack
 from experiments.standins.random_gguf import MIXED, Shape, kind_of, write_llama
 from ttc.engine import Engine
@@ -46,37 +45,3 @@ def test_a_mixture_has_more_bits_where_llama_cpp_has_them() -> None:
     assert kind_of(MIXED, "blk.0.attn_q", 16) == Kind.Q4_K
     assert kind_of(MIXED, "token_embd", 16) == Kind.Q6_K
     assert kind_of("Q8_0", "output", 16) == kind_of(Kind.Q8_0, "output", 16) == Kind.Q8_0
-
-
-def test_tables_name_what_is_reached() -> None:
-    row = {
-        "model": "1B, Q4_K_M",
-        "figure": "1",
-        "ms": {"stored": 40.0, "int8": 30.0, "llama.cpp": 50.0, "bfloat16": 90.0},
-        "peak_bytes": {"stored": 2e9, "llama.cpp": 1e9, "bfloat16": 4e9},
-        "weight_bytes": 8e8,
-        "products": 1.2e9,
-        "bytes_per_s": 2e10,
-        "products_per_s": 1e11,
-    }
-    eight = row | {"model": "8B, Q4_K_M", "figure": "16", "ms": {"stored": 900.0}}
-    record = {"rows": [row, eight]}
-    assert quantized.floor_ms(row) == 40.0
-    assert quantized.floor_ms(eight) == 192.0
-    assert quantized.table(record).splitlines()[2] == (
-        "| 1B, Q4_K_M | 1 | 40 ms | 30 ms | 50 ms | 0.80x | 0.60x | 90 ms | 2.25x | 40 ms | "
-        "2.00 GB | 1.00 GB |"
-    )
-    assert quantized.short_table(record).splitlines()[2:] == [
-        "| 1B, Q4_K_M | 1 | 40 ms | 30 ms | 50 ms | 90 ms | 2.00 GB |",
-        "| 8B, Q4_K_M | 16 | 900 ms |  |  |  | 2.00 GB |",
-    ]
-    assert quantized.aims_table(record).splitlines()[2:] == [
-        "| 1B, Q4_K_M, branches: 1, exact; at most 1.00 of the time of llama.cpp | 0.80 | "
-        "reached |",
-        "| 1B, Q4_K_M, branches: 1, in 8 bits; at most 1.00 of the time of llama.cpp | 0.60 | "
-        "reached |",
-        "| 1B, Q4_K_M, branches: 1, exact; at most 0.40 of the time of bfloat16 | 0.44 | "
-        "not reached |",
-        "| 8B, Q4_K_M, branches: 16; under 7 GB of memory | 2.00 GB | reached |",
-    ]

@@ -97,78 +97,9 @@ def test_every_way_takes_two_steps_of_each_case(model: str) -> None:
     assert engine[0]["second_entries"] == engine[0]["first_entries"] + 4
 
 
-def test_medians_go_through_dictionaries_within() -> None:
-    taken: list[dict[str, Any]] = [{"a": n, "parts": {"b": 10 * n}, "name": "x"} for n in (1, 5, 2)]
-    assert search.medians(taken) == {"a": 2, "parts": {"b": 20}, "name": "x"}
-
-
-def record(ways: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {"steps": {"branches": 16, "ways": ways}}
-
-
 def engine_case(problems: int) -> dict[str, Any]:
     times = {"first_ms": 20.0, "second_ms": 30.0, "first_equal_ms": 24.0}
     return {"problems": problems, "first_entries": 1, "second_entries": 17} | times
-
-
-def test_the_steps_table_gives_ratios_and_leaves_what_is_missing_empty() -> None:
-    other, floor = ({"problems": 1, "first_ms": ms, "second_ms": ms} for ms in (60.0, 10.0))
-    ways = {
-        "engine": {"cases": [engine_case(1)]},
-        "generate": {"cases": [other]},
-        "floor": {"cases": [floor]},
-    }
-    *_, first, second = search_tables.steps_table(record(ways)).splitlines()
-    assert first == "| 1 x 16 | first | 1 | 20.0 ms |  | 60.0 ms | 3.00 |  |  | 10.0 ms | 2.00 |"
-    assert (
-        second
-        == "| 1 x 16 | second | 17 | 30.0 ms | 1.25 | 60.0 ms | 2.00 |  |  | 10.0 ms | 3.00 |"
-    )
-    ways["vllm"] = {"cases": [{"problems": 1, "first_ms": 30.0, "second_ms": 45.0}]}
-    assert "| 45.0 ms | 1.50 |" in search_tables.steps_table(record(ways)).splitlines()[-1]
-    del ways["engine"]
-    assert search_tables.steps_table(record(ways)).splitlines()[-1] == (
-        "| 1 x 16 | second |  |  |  | 60.0 ms |  | 45.0 ms |  | 10.0 ms |  |"
-    )
-    nothing: dict[str, Any] = {}
-    for part, table in (
-        ("steps", search_tables.steps_table),
-        ("searches", search_tables.searches_table),
-    ):
-        assert table(nothing) == f"Not measured yet: `python -m experiments.bench search {part}`"
-    assert search_tables.aims_table(nothing).startswith("Not measured yet")
-
-
-def test_aims_are_ratios_of_one_record_and_say_whether_they_are_reached() -> None:
-    others = {"vllm": 42.0, "generate": 120.0, "floor": 10.0}
-    ways = {
-        way: {"cases": [{"problems": n, "second_ms": ms} for n in (1, 16)]}
-        for way, ms in others.items()
-    }
-    found = record(ways | {"engine": {"cases": [engine_case(1), engine_case(16)]}})
-    beams = [{"search": "beam_search", "in_flight": n, "tokens_per_s": 100.0 * n} for n in (1, 16)]
-    samples = {"search": "best_of_8", "in_flight": 16, "problems": 64, "max_rows": 128}
-    found["searches"] = {"rows": [*beams, samples | {"rows_at_work": 0.95, "rows_to_the_end": 0.8}]}
-    ratios = [round(measured, 2) for *_, measured in search_tables.aims(found)]
-    assert ratios == [
-        1.25,
-        1.25,
-        1.4,
-        1.4,
-        4.0,
-        3.0,
-        3.0,
-        16.0,
-        0.95,
-        0.8,
-    ]
-    lines = search_tables.aims_table(found).splitlines()[2:]
-    reached = [line.endswith("| reached |") for line in lines]
-    assert reached == [False, False, False, False, True, False, False, True, True, False]
-    assert (
-        lines[3]
-        == "| 16 x 16, second step, time of vLLM / engine's | at least 1.5 | 1.40 | not reached |"
-    )
 
 
 # ---------------------------------------------------------------- the record

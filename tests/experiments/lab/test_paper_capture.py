@@ -24,7 +24,6 @@ from experiments.lab.paper.capture import (
     measured,
     over_link,
     sweep,
-    table,
     times_at,
 )
 from ttc import Capture
@@ -79,34 +78,6 @@ def test_the_models_gain_comes_with_slow_links_and_goes_with_fast_ones() -> None
     assert at.load_act.slope == 1.5e-6
     assert at.load_w == pytest.approx(3e-6 * layer_weight_bytes(setting) / (4 * 64))
     assert at.layer_s(600, 400, 0) == pytest.approx(at.load_w + 600 * 3e-6 + 400 * 1.5e-6)
-
-
-def test_the_table_has_every_arm_with_its_error_and_gains() -> None:
-    row = {
-        "link_gbps": 1.0,
-        "device_bytes": 1,
-        "act_gpu": 1,
-        "act_host": 2,
-        "kv_host": 3,
-        "waited_s": 0.0,
-    }
-    rows = [
-        {
-            "point": "p",
-            "arm": arm,
-            "step_s": step,
-            "predicted_s": 1.1 * step,
-            "bytes_per_step": {"kv": 2e6},
-            **row,
-        }
-        for arm, step in ((KV, 0.4), (FITS, 0.36), (ACT, 0.3), (EVEN, 0.25), (CHOSEN, 0.2))
-    ]
-    text = table({"rows": rows, "points": [{"name": "p"}], "sweep": sweep(TIMES, SMALL)})
-    assert (
-        f"| p | {CHOSEN} | 200 | 220 | +10.0% | 2.00x | 1.80x | 1.50x | 1.25x | 1, 2, 3 | 0.0, "
-        "0.0, 2.0 |" in text
-    )
-    assert "10.0% in the median" in text
 
 
 def test_the_static_rule_fills_the_activations_of_the_first_branches() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab.records import changed_modules, named, parts
+from experiments.lab.records import changed_modules, parts
 from experiments.lab.report.tables import RESULTS, changes_since, origin
 from tests.helpers.measured_code import importable_module, written
 
@@ -28,14 +28,6 @@ def test_a_record_tells_which_modules_changed_or_went(module: Path) -> None:
     assert changed_modules(record) == ["measured_code.gone", "ttc.gone"]
     written(module, "x = 2\n")
     assert changed_modules(record) == ["measured_code", "measured_code.gone", "ttc.gone"]
-
-
-def test_a_machine_is_named_by_its_processor_instructions_and_threads() -> None:
-    cpu = {"cpu": "A CPU", "threads": 1, "python": "3.11"}
-    assert named(cpu | {"instructions": "AVX2"}) == "A CPU, AVX2, 1 thread"
-    assert named(cpu | {"threads": 2, "gpu": "A GPU"}) == (
-        "A CPU, AVX512 with bfloat16, A GPU, 2 threads"  # a record from before they were noted
-    )
 
 
 def test_a_table_says_what_its_record_or_each_of_its_records_was_made_on() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
+import httpx2
 import openai
 import torch
 
@@ -27,6 +28,7 @@ from search import (
     Search,
     SearchSteps,
     SelfConsistency,
+    solve,
 )
 from search.budget import Budget
 from search.options import SolveOptions
@@ -35,6 +37,8 @@ from tests.helpers.tokenizers import EOS, Chatting
 from ttc import Branch, Engine
 from ttc.backend import Backend
 from ttc.protocols import Verifier
+from ttc.results import Result
+from ttc.text.conversation import Conversation
 
 
 class Asks:
@@ -112,6 +116,19 @@ class Running:
     def client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, **options)
 
+    def chat(self, text: str, model: str = "tiny", **options: Any) -> Any:
+        """The reply to a chat that `said` gives."""
+        return self.client().chat.completions.create(model=model, messages=said(text), **options)
+
+    def complete(self, prompt: Any, model: str = "tiny", **options: Any) -> Any:
+        return self.client().completions.create(model=model, prompt=prompt, **options)
+
+    def posted(self, path: str, **body: Any) -> Any:
+        """The JSON of a reply."""
+        reply = httpx2.post(f"{self.url}/v1/{path}", json={"model": "tiny"} | body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
     def wait_until_free(self) -> None:
         """Until no problem is open and no KV is left."""
         self.wait_until(lambda: not self.api.service.open and not self.engine.kv_bytes())
@@ -164,3 +181,12 @@ def running(
 
 def said(text: str) -> list[Any]:
     return [{"role": "system", "content": "be kind"}, {"role": "user", "content": text}]
+
+
+def solved_here(search: Search, question: str, **options: Any) -> Result:
+    """What the library makes of the same chat."""
+    template = Conversation(earlier=tuple(said(question)[:1]))
+    options = {"verifier": Asks(), "seed": 7, "template": template} | options
+    result: Result = solve(search, problem=question, engine=make_engine(), **options)
+    assert result.best is not None
+    return result

@@ -16,30 +16,18 @@ from experiments.integrations.on_ray import RayWorker, solve
 from experiments.runs.problem_loop import run
 from experiments.runs.records import run_folder
 from tests.helpers.records import roughly, without_costs
-from tests.helpers.runs import composed, save_model, save_rows
+from tests.helpers.runs import composed, save_model, save_rows, typed
 from ttc import InvalidInput
+
+SAMPLED = ("search=self_consistency", "search.n=2", "search.max_tokens=8")
 
 
 def place(folder: Path) -> list[str]:
     """A tiny model and seven problems in `folder`, and the settings of a run on them."""
     save_model(folder / "model")
-    save_rows(
-        folder / "rows.jsonl",
-        [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(7)],
-    )
-    words = ["model=hf", f"model.name={folder / 'model'}", "model.dtype=float32", "dataset=file"]
-    words += [
-        f"dataset.path={folder / 'rows.jsonl'}",
-        "dataset.instruction='{question}'",
-        "search=self_consistency",
-    ]
-    return [
-        *words,
-        "search.n=2",
-        "search.max_tokens=8",
-        "run.name=r",
-        f"run.output_dir={folder / 'outputs'}",
-    ]
+    rows = [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(7)]
+    save_rows(folder / "rows.jsonl", rows)
+    return typed(folder, search=SAMPLED)
 
 
 def records(folder: Path) -> dict[str, Any]:
@@ -51,24 +39,14 @@ def records(folder: Path) -> dict[str, Any]:
 def test_a_worker_gives_back_the_files_of_its_shard(tmp_path: Path) -> None:
     words = place(tmp_path)
     found = RayWorker(words)({"shard": "2/3"})
-    config = composed(
-        tmp_path, "search=self_consistency", "search.n=2", "search.max_tokens=8", "run.shard=2/3"
-    )
+    config = composed(tmp_path, "run.shard=2/3", search=SAMPLED)
     run(config)
     folder = run_folder(config)
     assert found["folder"] == folder.name == "r-shard2of3"
-    assert found["names"] == [
-        "config.yaml",
-        "fingerprint.json",
-        "provenance.json",
-        "records.jsonl",
-        "summary.json",
-    ]
+    assert found["names"] == sorted(file.name for file in folder.iterdir() if file.is_file())
     (tmp_path / "records.jsonl").write_text(found["texts"][3])
-    assert records(tmp_path) == roughly(records(folder)) and list(records(folder)) == [
-        "file-1",
-        "file-4",
-    ]
+    assert records(tmp_path) == roughly(records(folder))
+    assert list(records(folder)) == ["file-1", "file-4"]
     failed = RayWorker(words)({"shard": "9/9"})
     assert failed["folder"] is None and "is left without a problem" in failed["texts"][0]
 
@@ -117,18 +95,9 @@ def test_a_run_on_ray_is_the_run_of_one_process(tmp_path: Path) -> None:
         out = solve(workers=2, shards=3, gpus=0, cpus=1, overrides=words)
     finally:
         ray.shutdown()
-    run(
-        composed(
-            tmp_path,
-            "search=self_consistency",
-            "search.n=2",
-            "search.max_tokens=8",
-            "run.name=whole",
-        )
-    )
-    assert (
-        records(out) == roughly(records(tmp_path / "outputs" / "whole")) and len(records(out)) == 7
-    )
+    run(composed(tmp_path, "run.name=whole", search=SAMPLED))
+    assert records(out) == roughly(records(tmp_path / "outputs" / "whole"))
+    assert len(records(out)) == 7
 
 
 def test_a_folder_for_temporary_files_that_is_missing_is_named(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +23,22 @@ from experiments.runs.finished import FinishedRun
 from experiments.runs.overrides import as_override
 from tests.experiments.test_compare import record, save
 from tests.helpers.processes import run_until_killed
-from tests.helpers.runs import ROWS, save_model, save_rows
+from tests.helpers.runs import ROWS
 from tests.helpers.tiers import examples
 from ttc import InvalidInput
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    save_model(tmp_path / "model")
-    save_rows(tmp_path / "rows.jsonl", ROWS)
-    return tmp_path
 
 
 def board(place: Path, name: str, **changes: Any) -> Path:
     """A file of two searches, one with two seeds' worth of candidates, on the tiny model and four
     sums."""
+    tiny = {"name": "tiny", "model": "hf", "model.name": str(place / "model")}
+    bon = {"name": "bon", "search": "best_of_n", "search.n": 4, "verifier": "confidence"}
+    rows = str(place / "rows.jsonl")
     asked = {
         "name": name,
-        "models": [
-            {
-                "name": "tiny",
-                "model": "hf",
-                "model.name": str(place / "model"),
-                "model.dtype": "float32",
-            }
-        ],
-        "datasets": [
-            {"name": "sums", "dataset": "file", "dataset.path": str(place / "rows.jsonl")}
-        ],
-        "searches": [
-            "greedy",
-            {"name": "bon", "search": "best_of_n", "search.n": 4, "verifier": "confidence"},
-        ],
+        "models": [tiny | {"model.dtype": "float32"}],
+        "datasets": [{"name": "sums", "dataset": "file", "dataset.path": rows}],
+        "searches": ["greedy", bon],
         "budgets": [{"search.max_tokens": 3}],
         "seeds": [0, 1],
         "settings": {"run.batch": 2, "dataset.instruction": "{question}"},
@@ -90,23 +75,17 @@ def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFi
     greedy, _, bon, _ = made["rows"]
     assert (bon["model"], bon["dataset"], bon["search"], bon["seed"]) == ("tiny", "sums", "bon", 0)
     assert (bon["problems"], bon["settings"]["search.n"], bon["settings"]["run.batch"]) == (4, 4, 2)
-    assert greedy["data_fingerprint"] == bon["data_fingerprint"]
-    assert (
-        greedy["prompt_fingerprint"] == bon["prompt_fingerprint"]
-        and ROWS[0]["question"] in bon["prompt"]
-    )
-    assert {"torch", "transformers", "python"} <= bon["made_by"][0]["machine"].keys() and bon[
-        "commit"
-    ]
+    for made_of in ("data_fingerprint", "prompt_fingerprint"):
+        assert greedy[made_of] == bon[made_of]
+    assert ROWS[0]["question"] in bon["prompt"] and bon["commit"]
+    assert {"torch", "transformers", "python"} <= bon["made_by"][0]["machine"].keys()
     assert bon["flops"] > 0 and bon["kv_peak_bytes"] > 0
-    assert {
-        f"pred_{rule}@{n}" for rule in ("naive", "weighted", "maj") for n in (1, 2, 4)
-    } <= bon.keys()
+    rules = product(("naive", "weighted", "maj"), (1, 2, 4))
+    assert {f"pred_{rule}@{n}" for rule, n in rules} <= bon.keys()
     assert "pred_naive@1" not in greedy and greedy["pred_maj@1"] == greedy["accuracy"]
     rows = list(csv.DictReader((folder / "leaderboard.csv").open()))
-    assert [row["seed"] for row in rows] == ["0", "1", "0", "1"] and rows[2][
-        "settings.search.n"
-    ] == "4"
+    assert [row["seed"] for row in rows] == ["0", "1", "0", "1"]
+    assert rows[2]["settings.search.n"] == "4"
     text, page = capsys.readouterr().out, (folder / "leaderboard.html").read_text()
     assert text.startswith("sums\n") and "\nEvery run\n" in text and "<h2>sums</h2>" in page
     assert (folder / "leaderboard.md").read_text().startswith("**sums**")
@@ -172,12 +151,8 @@ def test_a_cell_that_cannot_run_leaves_the_others_their_rows(
     models = [{"name": "missing", "model": "hf", "model.name": str(place / "nowhere")}]
     file = board(place, "some", seeds=[0], searches=["greedy"])
     models = [*models, *yaml.safe_load(file.read_text())["models"]]
-    assert (
-        leaderboard(
-            parsed([str(board(place, "some", seeds=[0], searches=["greedy"], models=models))])
-        )
-        == 1
-    )
+    file = board(place, "some", seeds=[0], searches=["greedy"], models=models)
+    assert leaderboard(parsed([str(file)])) == 1
     made = json.loads((place / "outputs" / "some" / "leaderboard.json").read_text())
     assert [row["model"] for row in made["rows"]] == ["tiny"]
     assert list(made["errors"]) == ["missing-sums-greedy-search.max_tokens=3-seed0"]
@@ -268,21 +243,14 @@ def test_a_wrong_setting_is_refused_before_anything_runs(
 
 
 def test_models_by_name_and_budgets_by_number(place: Path) -> None:
-    changes = {
-        "models": ["smollm2", "Qwen/Qwen3-0.6B"],
-        "budgets": [500],
-        "seeds": [7],
-        "searches": ["greedy"],
-    }
-    cells = read_plan(board(place, "names", **changes)).cells
+    one = {"budgets": [500], "seeds": [7], "searches": ["greedy"]}
+    models = ["smollm2", "Qwen/Qwen3-0.6B"]
+    cells = read_plan(board(place, "names", models=models, **one)).cells
     assert [cell.name for cell in cells] == [
         "smollm2-sums-greedy-500tokens-seed7",
         "Qwen_Qwen3-0.6B-sums-greedy-500tokens-seed7",
     ]
-    assert (
-        "model.name='Qwen/Qwen3-0.6B'" in cells[1].overrides
-        and "run.max_tokens=500" in cells[1].overrides
-    )
+    assert {"model.name='Qwen/Qwen3-0.6B'", "run.max_tokens=500"} <= {*cells[1].overrides}
 
 
 def test_rows_are_called_by_what_they_differ_in(place: Path) -> None:

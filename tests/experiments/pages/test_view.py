@@ -51,31 +51,15 @@ def written(folder: Path, *words: str) -> tuple[Reader, dict[str, Any]]:
 
 
 def test_the_page_holds_the_run_and_its_trees(tmp_path: Path) -> None:
-    folder = save(
-        tmp_path,
-        [
-            record("p0", True),
-            record("p1", False),
-            record("p2", False, error="TTCError: x", tree=[]),
-        ],
-    )
-    _, data = written(folder)
-    assert (
-        data["summary"]["accuracy"],
-        data["summary"]["failures"],
-        data["summary"]["seconds"],
-    ) == (1 / 3, 1, 4.0)
-    assert data["made"] == {
-        "model": "m",
-        "dataset": "d",
-        "search": "BeamSearch",
-        "verifier": "none",
-        "seed": 0,
-    }
+    failed = record("p2", False, error="TTCError: x", tree=[])
+    _, data = written(save(tmp_path, [record("p0", True), record("p1", False), failed]))
+    told = [data["summary"][name] for name in ("accuracy", "failures", "seconds")]
+    assert told == [1 / 3, 1, 4.0]
+    made = {"model": "m", "dataset": "d", "search": "BeamSearch", "verifier": "none", "seed": 0}
+    assert data["made"] == made
     first, _, last = data["problems"]
-    assert [n["own"] for n in first["nodes"]] == [7, 3, 3, 3, 3] and [
-        n["from"] for n in first["nodes"]
-    ] == [0, 7, 7, 10, 10]
+    assert [n["own"] for n in first["nodes"]] == [7, 3, 3, 3, 3]
+    assert [n["from"] for n in first["nodes"]] == [0, 7, 7, 10, 10]
     # its answer is the problem's, node 3's is not
     assert first["chosen"] == 4 and first["nodes"][4]["answer"] == "7"
     assert [n["correct"] for n in first["nodes"]] == [None, None, None, False, True]
@@ -85,15 +69,12 @@ def test_the_page_holds_the_run_and_its_trees(tmp_path: Path) -> None:
 
 def test_problems_are_told_apart_by_what_differs() -> None:
     start = "State the final answer to the following arithmetic problem:"
-    assert distinct_labels([f"{start} {i} + 2 =" for i in range(5)]) == [
-        f"…{i} + 2 =" for i in range(5)
-    ]
-    assert distinct_labels([f"{start} 1", f"{start} 2", "Tom has", f"{start} 3"]) == [
-        *("…1", "…2", "Tom has", "…3")
-    ]
-    assert distinct_labels([start, start, ""]) == [start, start, ""] and distinct_labels(
-        [start]
-    ) == [start]
+    sums = [f"{i} + 2 =" for i in range(5)]
+    assert distinct_labels([f"{start} {one}" for one in sums]) == [f"…{one}" for one in sums]
+    labels = distinct_labels([f"{start} 1", f"{start} 2", "Tom has", f"{start} 3"])
+    assert labels == ["…1", "…2", "Tom has", "…3"]
+    for alike in ([start, start, ""], [start]):
+        assert distinct_labels(alike) == alike
 
 
 def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:
@@ -120,17 +101,16 @@ def test_a_long_run_is_cut_and_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert [p["id"] for p in data["problems"]] == ["p4", "p1"]
 
 
+OLD = {"id": 0, "parent": None, "path": [], "tokens": 0}
+
+
 @pytest.mark.parametrize(
     ("words", "change", "message"),
     [
         (["--limit", "0"], {}, "--limit=0 must be at least 1"),
         (["--problem", "p9"], {}, "--problem=p9 is not in"),
         ([], {"tree": None}, "p0 has no tree: another version wrote it"),
-        (
-            [],
-            {"tree": [{"id": 0, "parent": None, "path": [], "tokens": 0}]},
-            "no own_tokens in its tree: another version",
-        ),
+        ([], {"tree": [OLD]}, "no own_tokens in its tree: another version"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(
@@ -152,26 +132,14 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_run_of_this_version_can_be_shown(tmp_path: Path) -> None:
     from experiments.runs.problem_loop import run
 
-    words = [
-        "run.name=r",
-        f"run.output_dir={tmp_path}",
-        "dataset.size=2",
-        "search.beam_size=2",
-        "search.beam_width=2",
-    ]
-    run(
-        configuration(
-            "run", *words, "search.max_steps=3", "search.step_tokens=12", "run.record_tokens=true"
-        )
-    )
+    words = ["run.name=r", f"run.output_dir={tmp_path}", "run.record_tokens=true"]
+    words += ["dataset.size=2", "search.beam_size=2", "search.beam_width=2"]
+    run(configuration("run", *words, "search.max_steps=3", "search.step_tokens=12"))
     _, data = written(tmp_path / "r")
     for problem in data["problems"]:
         root, *others = problem["nodes"]
-        assert (
-            root["status"] == "root"
-            and root["own"] > 10
-            and problem["chosen"] in [n["id"] for n in others]
-        )
+        assert root["status"] == "root" and root["own"] > 10
+        assert problem["chosen"] in [n["id"] for n in others]
         assert sum(n["own"] for n in others) == problem["usage"]["generated_tokens"]
         assert all(n["logprob"] is not None and n["logprob"] <= 0 for n in others)
 
@@ -183,33 +151,27 @@ def test_a_browser_shows_the_tree_and_opens_a_step(tmp_path: Path) -> None:
     )
     if browser is None:
         pytest.skip("no Chromium is installed")
-    records = [
-        record("p0", True, EVIL),
-        record("p1", False),
-        record("p2", False, error="TTCError: x", tree=[]),
-    ]
-    folder = save(
-        tmp_path,
-        [*records, record("p3", True, usage=records[0]["usage"] | {"verifications_skipped": 2})],
-    )
+    failed = record("p2", False, error="TTCError: x", tree=[])
+    skipping = record("p3", True)
+    skipping["usage"]["verifications_skipped"] = 2
+    folder = save(tmp_path, [record("p0", True, EVIL), record("p1", False), failed, skipping])
     written(folder)
+    wrong: list[str] = []
+
+    def look(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            wrong.append(message.text)
+
+    def requested(request: Any) -> None:
+        if not request.url.startswith("file:"):
+            wrong.append(request.url)
+
     with playwright.sync_playwright() as player:
         window = player.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = window.new_page(viewport={"width": 1500, "height": 900})
-        wrong: list[str] = []
-        page.on(
-            "console",
-            lambda message: (
-                wrong.append(message.text) if message.type in ("error", "warning") else None
-            ),
-        )
+        page.on("console", look)
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on(
-            "request",
-            lambda request: (
-                wrong.append(request.url) if not request.url.startswith("file:") else None
-            ),
-        )
+        page.on("request", requested)
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         page.goto((folder / "view.html").as_uri())
         assert page.locator(".node").count() == 5 and page.locator(".node.pruned").count() == 1
@@ -217,25 +179,19 @@ def test_a_browser_shows_the_tree_and_opens_a_step(tmp_path: Path) -> None:
         page.locator('.node[data-node="1"] circle').click()
         assert page.locator("#text").text_content() == f"first {EVIL}"
         assert "of these 3 tokens, shared by 2 branches" in page.locator("#step").inner_text()
-        assert (
-            "19 tokens stored once; 36 if no branch shared any"
-            in page.locator("#problem").inner_text()
-        )
+        shared = "19 tokens stored once; 36 if no branch shared any"
+        assert shared in page.locator("#problem").inner_text()
         before = page.locator("#tree svg").get_attribute("viewBox")
         page.get_by_label("zoom in").click()
         assert page.locator("#tree svg").get_attribute("viewBox") != before
         page.locator("#problems button", has_text="p3").click()
         assert "The verifier was skipped 2 times" in page.locator("#problem").inner_text()
         page.locator('.node[data-node="4"]').press("Enter")
-        assert (
-            page.locator("#text").text_content() == "better"
-            and "verifier skipped" in page.locator("#step").inner_text()
-        )
+        assert page.locator("#text").text_content() == "better"
+        assert "verifier skipped" in page.locator("#step").inner_text()
         page.locator("#problems button", has_text="p2").click()
-        assert (
-            page.locator(".node").count() == 0
-            and "TTCError: x" in page.locator("#problem").inner_text()
-        )
+        assert page.locator(".node").count() == 0
+        assert "TTCError: x" in page.locator("#problem").inner_text()
         page.get_by_label("which problems").select_option("right")
         assert page.locator("#problems button").count() == 2
         window.close()

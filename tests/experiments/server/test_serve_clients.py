@@ -19,20 +19,12 @@ import torch
 
 from experiments.server.logprobs import TokensSoFar, TokenTexts, of_completion, token_bytes
 from experiments.server.requests import ChatBody, CompletionBody
-from search import BestOfN, solve
+from search import BestOfN
 from tests.helpers.chat_server import served
 from tests.helpers.models import small
-from tests.helpers.own_server import ENDLESS, Asks, Running, make_engine, running, said
+from tests.helpers.own_server import ENDLESS, Running, make_engine, running, said, solved_here
 from tests.helpers.thinking import TURNS, thinker
 from tests.helpers.tokenizers import EOS
-from ttc.text.conversation import Conversation
-
-
-def posted(found: Running, path: str, **body: Any) -> Any:
-    reply = httpx2.post(f"{found.url}/v1/{path}", json={"model": "tiny"} | body, timeout=60)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
 
 # ---------------------------------------------------------------- fields that ask for nothing
 
@@ -76,11 +68,11 @@ def test_each_value_that_asks_for_nothing_changes_nothing(shared: Running) -> No
         "completions": {"prompt": "go"},
     }
     asked = {"seed": 1, "max_tokens": 5}
-    plain = {path: posted(shared, path, **body, **asked) for path, body in prompts.items()}
+    plain = {path: shared.posted(path, **body, **asked) for path, body in prompts.items()}
 
     def choices(case: tuple[str, dict[str, Any]]) -> Any:
         path, more = case
-        return posted(shared, path, **prompts[path], **asked, **more)["choices"]
+        return shared.posted(path, **prompts[path], **asked, **more)["choices"]
 
     with ThreadPoolExecutor(16) as pool:
         for (path, more), found in zip(CASES, pool.map(choices, CASES), strict=True):
@@ -135,11 +127,11 @@ def test_unknown_fields_pass_where_the_server_is_told_so_with_a_line_in_the_log(
     caplog.set_level(logging.INFO, "ttc.serve")
     with running() as found:
         ask: dict[str, Any] = {"prompt": "go", "seed": 1, "max_tokens": 5}
-        plain = posted(found, "completions", **ask)["choices"]
+        plain = found.posted("completions", **ask)["choices"]
         found.api.ignore_unknown = True
-        assert posted(found, "completions", **ask, temprature=2, zebra=[1])["choices"] == plain
+        assert found.posted("completions", **ask, temprature=2, zebra=[1])["choices"] == plain
         assert any("passed over" in m and "temprature, zebra" in m for m in caplog.messages)
-        assert posted(found, "responses", input="go", max_output_tokens=3, zebra=1)["output"]
+        assert found.posted("responses", input="go", max_output_tokens=3, zebra=1)["output"]
         # what is known and not served is refused all the same
         with pytest.raises(openai.BadRequestError, match="min_tokens=3: not offered"):
             found.client().post(
@@ -169,50 +161,31 @@ def test_the_log_of_a_refused_request_names_the_field_and_not_what_it_holds(
 def test_a_repetition_penalty_is_that_of_hugging_face(shared: Running) -> None:
     model, prompt = small(context=1024, eos=EOS), "12 + 3 is 15 "
     tokens = torch.tensor([[ord(c) for c in prompt]])
-    out = model.generate(
-        tokens,
-        max_new_tokens=20,
-        do_sample=False,
-        repetition_penalty=1.7,
-        eos_token_id=EOS,
-        pad_token_id=0,
-    )
+    ends = {"repetition_penalty": 1.7, "eos_token_id": EOS, "pad_token_id": 0}
+    out = model.generate(tokens, max_new_tokens=20, do_sample=False, **ends)
     expected = make_engine().decode(out[0, tokens.shape[1] :].tolist())
     ask: dict[str, Any] = {"prompt": prompt, "temperature": 0, "max_tokens": 20}
-    reply = posted(shared, "completions", **ask, repetition_penalty=1.7)
+    reply = shared.posted("completions", **ask, repetition_penalty=1.7)
     assert reply["choices"][0]["text"] == expected
-    assert posted(shared, "completions", **ask)["choices"][0]["text"] != expected
-    search = BestOfN(n=3, max_tokens=12, repetition_penalty=1.7)
-    template = Conversation(earlier=({"role": "system", "content": "be kind"},))
-    right = solve(
-        search, problem="1", engine=make_engine(), verifier=Asks(), seed=7, template=template
-    )
-    found = posted(
-        shared,
-        "chat/completions",
-        model="tiny+best_of_n",
-        messages=said("1"),
-        seed=7,
-        repetition_penalty=1.7,
-    )
-    assert right.best is not None
-    assert found["choices"][0]["message"]["content"] == right.best.text
+    assert shared.posted("completions", **ask)["choices"][0]["text"] != expected
+    right: Any = solved_here(BestOfN(n=3, max_tokens=12, repetition_penalty=1.7), "1")
+    penalty: Any = {"extra_body": {"repetition_penalty": 1.7}}
+    found = shared.chat("1", "tiny+best_of_n", seed=7, **penalty)
+    assert found.choices[0].message.content == right.best.text
 
 
 def test_prompts_may_be_the_numbers_of_tokens(shared: Running) -> None:
     ask: dict[str, Any] = {"seed": 3, "max_tokens": 9}
     for texts in (["abc"], ["abc", "xyz\x00"]):
         numbers = [[ord(letter) for letter in text] for text in texts]
-        whole = posted(shared, "completions", prompt=texts, **ask, n=2)
-        given: Any = numbers[0] if len(numbers) == 1 else numbers
-        by_tokens = posted(shared, "completions", prompt=given, **ask, n=2)
-        assert by_tokens["choices"] == whole["choices"] and by_tokens["usage"] == whole["usage"]
-    client = shared.client()
-    (reply,) = client.completions.create(model="tiny+best_of_n", prompt=[97, 98], seed=1).choices
-    (text,) = client.completions.create(model="tiny+best_of_n", prompt="ab", seed=1).choices
+        whole = shared.complete(texts, **ask, n=2)
+        by_tokens = shared.complete(numbers[0] if len(numbers) == 1 else numbers, **ask, n=2)
+        assert by_tokens.choices == whole.choices and by_tokens.usage == whole.usage
+    (reply,) = shared.complete([97, 98], "tiny+best_of_n", seed=1).choices
+    (text,) = shared.complete("ab", "tiny+best_of_n", seed=1).choices
     assert reply.text == text.text
-    parts = client.completions.create(model="tiny", prompt=[97, 98, 99], stream=True, **ask)
-    (whole_text,) = client.completions.create(model="tiny", prompt="abc", **ask).choices
+    parts = shared.complete([97, 98, 99], stream=True, **ask)
+    (whole_text,) = shared.complete("abc", **ask).choices
     assert "".join(part.choices[0].text for part in parts) == whole_text.text
 
 
@@ -234,17 +207,17 @@ def test_log_probabilities_of_a_chat_are_the_models_own(
 ) -> None:
     """Of the winner's tokens, with the likeliest ones in each place; they do not depend on
     filters, and the texts of the tokens are the answer."""
-    ask: Any = {"model": model, "messages": said("12 + 3"), "seed": 5, "top_p": 0.9}
+    ask: Any = {"text": "12 + 3", "model": model, "seed": 5, "top_p": 0.9}
     ask |= {"logprobs": True, "top_logprobs": 3, "max_tokens": 12}
     if stream:
-        chunks = list(shared.client().chat.completions.create(**ask, stream=True))
+        chunks = list(shared.chat(**ask, stream=True))
         choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
         text = "".join(choice.delta.content or "" for choice in choices)
         told = [t for c in choices if c.logprobs for t in c.logprobs.content or []]
         if model == "tiny":
             assert sum(bool(c.logprobs and c.logprobs.content) for c in choices) > 1
     else:
-        choice = shared.client().chat.completions.create(**ask).choices[0]
+        choice = shared.chat(**ask).choices[0]
         text, told = choice.message.content, choice.logprobs.content
     assert text == "".join(token.token for token in told) != ""
     assert text.encode() == bytes(byte for token in told for byte in token.bytes)
@@ -259,10 +232,10 @@ def test_log_probabilities_of_a_chat_are_the_models_own(
 
 
 def test_log_probabilities_of_completions_have_the_older_form(shared: Running) -> None:
-    ask: Any = {"model": "tiny", "prompt": ["abc", "xy"], "n": 2, "seed": 5, "max_tokens": 8}
-    plain = shared.client().completions.create(**ask)
+    ask: Any = {"prompt": ["abc", "xy"], "n": 2, "seed": 5, "max_tokens": 8}
+    plain = shared.complete(**ask)
     for count in (0, 2):
-        reply = shared.client().completions.create(**ask, logprobs=count)
+        reply = shared.complete(**ask, logprobs=count)
         assert [c.text for c in reply.choices] == [c.text for c in plain.choices]
         for choice in reply.choices:
             told = choice.logprobs
@@ -274,16 +247,6 @@ def test_log_probabilities_of_completions_have_the_older_form(shared: Running) -
                 assert top[token] == logprob <= 0 and count <= len(top) <= count + 1
                 assert logprob <= max(top.values())
     assert plain.choices[0].logprobs is None
-
-
-def test_a_stop_string_takes_its_tokens_away(shared: Running) -> None:
-    ask: Any = {"model": "tiny", "prompt": "abc", "temperature": 0, "max_tokens": 40, "logprobs": 1}
-    stop = shared.client().completions.create(**ask).choices[0].text[10:12]
-    whole = shared.client().completions.create(**ask, stop=stop).choices[0]
-    assert "".join(whole.logprobs.tokens) == whole.text and stop not in whole.text
-    parts = list(shared.client().completions.create(**ask, stop=stop, stream=True))
-    told = [t for part in parts if (of := part.choices[0].logprobs) for t in of.tokens]
-    assert told == whole.logprobs.tokens
 
 
 def test_a_backend_that_tells_of_no_other_tokens_refuses_them_alone() -> None:
@@ -368,11 +331,11 @@ def test_an_effort_changes_nothing_for_a_model_that_does_not_think_and_the_log_s
 ) -> None:
     caplog.set_level(logging.INFO, "ttc.serve")
     ask: dict[str, Any] = {"messages": said("go"), "seed": 1, "max_tokens": 5}
-    plain = posted(shared, "chat/completions", **ask)["choices"]
-    assert posted(shared, "chat/completions", **ask, reasoning_effort=effort)["choices"] == plain
+    plain = shared.posted("chat/completions", **ask)["choices"]
+    assert shared.posted("chat/completions", **ask, reasoning_effort=effort)["choices"] == plain
     assert f"passed over reasoning_effort={effort}: the model does not think" in caplog.messages
     by_input: dict[str, Any] = {"input": "go", "reasoning": {"effort": effort}}
-    assert posted(shared, "responses", max_output_tokens=3, **by_input)["output"]
+    assert shared.posted("responses", max_output_tokens=3, **by_input)["output"]
 
 
 # ---------------------------------------------------------------- what is cut off
@@ -382,10 +345,10 @@ def test_a_time_limit_marks_its_answer() -> None:
     with running(pass_s=0.01) as found:
         ask: dict[str, Any] = {"model": "tiny+self_consistency", "seed": 2, "max_wall_s": 0.3}
         ask |= {"search": {"n": 3, "max_tokens": 900}}
-        reply = posted(found, "completions", prompt="go", **ask)
+        reply = found.posted("completions", prompt="go", **ask)
         assert reply["choices"][0]["finish_reason"] == "length" and reply["choices"][0]["text"]
         assert reply["search"]["stopped"] == "max_wall_s"
-        response = posted(found, "responses", input="go", **ask)
+        response = found.posted("responses", input="go", **ask)
         assert response["status"] == "incomplete" and response["search"]["stopped"] == "max_wall_s"
 
 

@@ -47,11 +47,11 @@ def test_who_finds_no_place_is_told_when_to_come_back() -> None:
         stream = found.client().completions.create(**ENDLESS, stream=True)
         next(stream)
         with pytest.raises(openai.RateLimitError, match="room for 1") as refused:
-            found.client().completions.create(model="tiny", prompt="go")
+            found.complete("go")
         assert int(refused.value.response.headers["retry-after"]) >= 1
         stream.close()
         found.wait_until_free()
-        assert found.client().completions.create(model="tiny", prompt="go").choices
+        assert found.complete("go").choices
 
 
 @given(
@@ -197,8 +197,6 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_wall_s": 61}, "max_wall_s", "max_wall_s=61.0 is more than this server's 60"),
     ({"max_wall_s": 0}, "max_wall_s", "max_wall_s=0"),
     ({"temperature": -1}, "temperature", "temperature=-1: "),
-    ({"temperature": HUGE}, "temperature", "temperature=1000"),
-    ({"max_tokens": HUGE}, "max_tokens", "max_tokens=1000"),
     ({"top_k": 2**63}, "top_k", "top_k=9223372036854775808: .*less than or equal to 2147483647"),
     ({"seed": HUGE}, "seed", "seed=1000.*: .*less than or equal to 9223372036854775807"),
     ({"tools": [{"type": "function"}]}, "tools.0.function", "is missing"),
@@ -226,14 +224,10 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     ({"answer_kind": "rhyme"}, "answer_kind", "'rhyme' is unknown"),
     ({"stop": ["a", ""]}, "stop.1", "stop.1='': String should have at least 1 character"),
-    ({"stop": ""}, "stop", "stop='': "),
     ({"logprobs": 0}, "logprobs", "logprobs=0: "),
     ({"top_logprobs": 2}, "top_logprobs", "top_logprobs=2 needs logprobs=true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs=21: .*equal to 20"),
-    ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty=0.5: not offered here"),
     ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty=0: .*equal to 0.001"),
-    ({"min_tokens": 3}, "min_tokens", "min_tokens=3: not offered"),
-    ({"ignore_eos": 0}, "ignore_eos", "ignore_eos=0: not offered"),
     ({"temprature": 1}, "temprature", "is not offered here; leave it out, or is it temperature"),
     ({"search": {"name": "best_of_n", "thinking": "low"}}, "search.thinking", "=low is for chat t"),
     ({"prompt": "a", "reasoning_effort": "high"}, "reasoning_effort", "=high is for chat templ"),
@@ -244,12 +238,9 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": ["a", [1]]}, "prompt", "all as texts or all as tokens"),
     ({"prompt": [5, 99_999]}, "prompt", "99999"),
     ({"prompt": "a", "logprobs": True}, "logprobs", "logprobs=True: "),
-    ({"prompt": [[1], [2]], "stream": True}, "prompt", "prompt holds 2 texts"),
     ({"input": [{"type": "file"}]}, "input.0.type", "use 'message', 'function_call'"),
-    ({"input": "a", "previous_response_id": "x"}, "previous_response_id", "nothing is stored"),
     ({"input": "a", "max_output_tokens": 901}, "max_output_tokens", "_tokens=901 is more than"),
     ({"input": "a", "reasoning": {"effort": "most"}}, "reasoning.effort", "effort='most': "),
-    ({"input": "a", "conversation": "c"}, "conversation", "conversation is not offered here"),
     ({"input": "a", "tools": [{"type": "web_search"}]}, "tools.0.type", "use 'function'"),
     (
         {"input": "a", "text": {"format": {"type": "json_schema"}}},
@@ -405,9 +396,9 @@ def test_an_engine_that_fails_once_fails_what_is_under_way_and_the_server_goes_o
 
         found.engine.runner.forward = failing  # type: ignore[method-assign]
         with pytest.raises(openai.InternalServerError, match="device lost"):
-            found.client().completions.create(model="tiny", prompt="go")
+            found.complete("go")
         found.wait_until_free()
-        assert found.client().completions.create(model="tiny", prompt="go").choices
+        assert found.complete("go").choices
 
 
 # ---------------------------------------------------------------- who may call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,8 @@ from inspect_ai.model import GenerateConfig
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, system_message
 
-from search import SelfConsistency, solve
-from tests.helpers.own_server import SEARCHES, Asks, make_engine, running
-from ttc.text.conversation import Conversation
+from search import SelfConsistency
+from tests.helpers.own_server import SEARCHES, Asks, running, solved_here
 
 QUESTIONS = ["12 + 3", "go on"]
 
@@ -42,16 +42,8 @@ def test_inspect_gets_the_answers_of_the_library(
         )
         found.wait_until_free()
     assert log.status == "success", log.error
-    template = Conversation(earlier=({"role": "system", "content": "be kind"},))
     search = SEARCHES["best_of_n"] if name else SelfConsistency(n=1, max_tokens=12, temperature=1.0)
     for sample, question in zip(log.samples, QUESTIONS, strict=True):
-        right = solve(
-            search,
-            problem=question,
-            engine=make_engine(),
-            verifier=Asks() if name else None,
-            seed=7,
-            template=template,
-        )
-        assert right.best is not None and sample.output.completion == right.best.text
+        right: Any = solved_here(search, question, verifier=Asks() if name else None)
+        assert sample.output.completion == right.best.text
         assert sample.output.usage.output_tokens == right.usage.generated_tokens

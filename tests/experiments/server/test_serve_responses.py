@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.helpers.chat_server import served
-from tests.helpers.own_server import Running, said
+from tests.helpers.own_server import Running
 from tests.helpers.thinking import OPENING, thinker
 
 R1 = thinker(OPENING, plain=("<think>", "</think>"))
@@ -49,18 +49,16 @@ def events_of(found: Running, **body: Any) -> list[dict[str, Any]]:
 )
 def test_a_response_is_the_answer_of_the_chat(shared: Running, model: str, given: Any) -> None:
     more: dict[str, Any] = {"seed": 4}
-    chat = shared.client().chat.completions.create(
-        model=model, messages=said("12 + 3"), max_tokens=10, extra_body=more
-    )
+    chat = shared.chat("12 + 3", model, max_tokens=10, extra_body=more)
     reply = shared.client().responses.create(
         model=model, input=given, instructions="be kind", max_output_tokens=10, extra_body=more
     )
     assert reply.output_text == chat.choices[0].message.content
-    assert reply.usage is not None and chat.usage is not None
+    assert reply.usage is not None
     assert reply.usage.input_tokens == chat.usage.prompt_tokens
     assert reply.usage.output_tokens == chat.usage.completion_tokens
     assert reply.usage.total_tokens == chat.usage.total_tokens
-    assert reply.model_extra is not None and chat.model_extra is not None
+    assert reply.model_extra is not None
     assert reply.model_extra["search"] == chat.model_extra["search"]
     cut = chat.choices[0].finish_reason == "length"
     assert reply.status == ("incomplete" if cut else "completed")
@@ -69,7 +67,7 @@ def test_a_response_is_the_answer_of_the_chat(shared: Running, model: str, given
 
 def test_a_stream_has_the_events_of_the_api_numbered_in_order(shared: Running) -> None:
     ask: dict[str, Any] = {"input": "go", "max_output_tokens": 12, "seed": 3}
-    whole = httpx2.post(f"{shared.url}/v1/responses", json={"model": "tiny", **ask}).json()
+    whole = shared.posted("responses", **ask)
     events = events_of(shared, **ask)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"].removeprefix("response.") for event in events]
@@ -105,9 +103,7 @@ def test_the_stream_of_a_search_tells_its_progress(shared: Running) -> None:
     events = events_of(shared, model="tiny+beam_search", input="go", seed=1)
     told = [event["progress"]["did"] for event in events if "progress" in event]
     assert {"expanded", "rated"} <= set(told)
-    whole = httpx2.post(
-        f"{shared.url}/v1/responses", json={"model": "tiny+beam_search", "input": "go", "seed": 1}
-    ).json()
+    whole = shared.posted("responses", model="tiny+beam_search", input="go", seed=1)
     assert events[-1]["response"]["search"] == whole["search"]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
@@ -125,7 +121,7 @@ def test_log_probabilities_are_told_where_they_are_asked_for(shared: Running) ->
     )
     assert chat.choices[0].logprobs is not None
     expected = [token.to_dict() for token in chat.choices[0].logprobs.content or []]
-    whole = httpx2.post(f"{shared.url}/v1/responses", json={"model": "tiny", **ask}).json()
+    whole = shared.posted("responses", **ask)
     assert whole["output"][0]["content"][0]["logprobs"] == expected
     events = events_of(shared, **ask)
     response = events[-1]["response"]

@@ -19,7 +19,7 @@ from experiments.server.service import Ticket
 from tests.experiments.server.test_serve_faults import BAD, asked
 from tests.helpers.own_server import ENDLESS, Running, running, said
 
-SOAK_S = 15
+SOAK_S = 8
 GOOD, ROGUES = 48, 16
 
 REQUESTS: list[dict[str, Any]] = [

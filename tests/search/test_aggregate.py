@@ -17,7 +17,6 @@ from search.aggregate import PICK, WRITE, last_lines, picked
 from search.selection import by_path
 from tests.helpers.engines import make_engine
 from tests.helpers.scripted import Scores, Scripted
-from tests.helpers.searches import seen
 from tests.helpers.thinking import OPENING, Thinking, thinker
 from tests.helpers.tiers import examples
 from ttc import Branch, ContextExceeded, Task
@@ -184,22 +183,6 @@ def test_a_budget_that_ends_a_round_leaves_the_best_so_far(
     prompts, _ = recursive_self_aggregation(0, 3, 2, 1, 2)
     assert backend.prompts == prompts[: most // 2]
     assert result.answer == Counter(texts_of(result)).most_common(1)[0][0]
-
-
-@pytest.mark.parametrize("mode", ["write", "select"])
-def test_problems_together_are_as_each_alone(mode: Any) -> None:
-    search = Aggregate(mode=mode, n=4, k=2, rounds=2)
-    questions = ["q", "r", "1 + 1"]
-
-    def of(result: Any) -> Any:
-        return seen(result), {**result.usage.to_dict(), "wall_s": 0, "forward_passes": 0}
-
-    together = solve(search, problem=questions, engine=Reader(), seed=5)
-    for question, result in zip(questions, together, strict=True):
-        for _ in range(2):
-            assert of(result) == of(solve(search, problem=question, engine=Reader(), seed=5))
-    other = solve(search, problem=questions, engine=Reader(), seed=6)
-    assert list(map(seen, other)) != list(map(seen, together))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from search import Append, Case, Expand, Search, SearchSteps, Step, solve
 from tests.helpers.backends import FakeBackend
-from tests.helpers.engines import GREEDY, make_engine
+from tests.helpers.engines import make_engine
 from tests.helpers.tokenizers import Letters
 from ttc import Branch, ContextExceeded
 from ttc.text.prompt import PromptTemplate
@@ -80,23 +80,6 @@ def test_no_more_than_one_token_is_taken_back() -> None:
     assert error(drop=",0") is None
     assert "drop='9,' is more than the last token" in str(error(("9,",), drop="9,"))
     assert "leave turn out" in str(error(turn=True, drop=","))
-
-
-def test_an_engine_goes_on_from_the_new_text_alone() -> None:
-    engine, seen = make_engine(context=160), list[Branch]()
-
-    class Swap(Again):
-        def run(self, root: Branch, case: Case) -> SearchSteps:
-            (first,) = yield Expand([root], 1, Step(5), GREEDY)
-            (told,) = yield Append([first], "Wait", drop=first.text[-1])
-            seen.extend([first, told])
-            return (yield Expand([told], 1, Step(6), GREEDY))
-
-    best: Any = solve(Swap(), problem="1 + 1", engine=engine).best
-    assert best.tokens[:-6] == seen[0].tokens[:-1] + engine.encode("Wait")
-    plain = engine.root(best.tokens[:-6])
-    engine.generate([plain], 6, sampling=GREEDY)
-    assert plain.tokens == best.tokens
 
 
 @pytest.mark.parametrize("engine", [FakeBackend(), make_engine(context=220)])

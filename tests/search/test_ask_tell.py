@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import (
-    ABMCTS,
     BeamSearch,
     BestOfN,
     DeepConf,
@@ -315,9 +314,3 @@ def test_answers_that_the_search_does_not_ask_for_are_refused(tmp_path: Path) ->
     file.write_text(file.read_text().replace("text 0", "text 7.1"))
     with pytest.raises(InvalidInput, match=r"holds 1 answer .* 'text 7.1' among them"):
         ask_tell(BestOfN(n=2), problem="q", checkpoint=file)
-
-
-def test_ratings_that_a_search_cannot_use_fail_it_with_a_reason() -> None:
-    asking = ask_tell(ABMCTS(iterations=2), problem="q")
-    asking.tell(asking.ask()[0], "x", score=7)
-    assert "rates in [0, 1]" in str(ended(asking).error)

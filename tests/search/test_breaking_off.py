@@ -176,23 +176,6 @@ def test_no_last_words_are_written_once_time_is_up(monkeypatch: pytest.MonkeyPat
     assert "=" not in result.branches[0].text
 
 
-def test_last_words_that_are_cut_off_are_part_of_the_answer() -> None:
-    engine, cancel = make_engine(context=160), threading.Event()
-    options: dict[str, Any] = {"max_tokens": 30, "reserve": 22, "final_text": "="}
-    options |= {"problem": "1", "verifier": Scores(length), "template": PLAIN}
-    search = BeamSearch(beam_size=1, beam_width=1, step_tokens=4, max_steps=50)
-    with at_pass(engine) as passes:
-        whole: Any = solve(search, engine=engine, **options)
-    assert whole.stopped == "max_tokens"
-    engine = make_engine(context=160)
-    with at_pass(engine, len(passes) - 4, cancel.set):
-        result = solve(search, engine=engine, cancel=cancel, **options)
-    assert result.stopped == "cancelled"
-    assert whole.best.generated[: len(result.best.generated)] == result.best.generated
-    assert 8 + len("=") < len(result.best.generated) < len(whole.best.generated)
-    assert_nothing_left(engine, [])
-
-
 def test_a_rating_that_is_broken_off_is_made_again_for_the_others() -> None:
     search, rates = BestOfN(n=2, max_tokens=6), {"verifier": Reads(length), "template": PLAIN}
     engine, cancel = make_engine(context=160), threading.Event()

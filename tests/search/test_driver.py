@@ -164,24 +164,14 @@ def test_a_failed_search_gives_its_best_so_far(backend: Any) -> None:
 # ---------------------------------------------------------------- nothing stays live
 
 
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_nothing_stays_live_when_generate_raises(step: int, backend: Any) -> None:
-    backend.fail_at = step
-    with pytest.raises(RuntimeError, match="device lost"):
-        solve(BEAM, engine=backend, verifier=LENGTHS, problem=["a", "b", "c"])
-    assert len(backend.calls) == step
-    assert not backend.live
-
-
-@pytest.mark.parametrize("concurrency", [1, 2, 8])
-def test_an_interrupt_while_others_are_under_way(concurrency: int, backend: Any) -> None:
+def test_an_interrupt_while_others_are_under_way(backend: Any) -> None:
     finished: list[Result] = []
 
     def interrupt(result: Result) -> None:
         finished.append(result)
         raise KeyboardInterrupt
 
-    options = {"concurrency": concurrency, "on_result": interrupt}
+    options = {"concurrency": 2, "on_result": interrupt}
     with pytest.raises(KeyboardInterrupt):
         solve(BEAM, engine=backend, verifier=LENGTHS, problem=list("abcd"), **options)
     assert len(finished) == 1

@@ -1,5 +1,4 @@
-"""Observations against a reference on a small model, and both jobs end to end on the default
-model."""
+"""Observations against a reference on a small model, and both jobs end to end."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from experiments.runs.build import make_verifier, resolved
 from experiments.runs.problem_loop import run
 from search import BeamSearch, BestOfN, solve
 from search.options import SolveOptions
+from tests.helpers.benches import save_tiny_model
 from tests.helpers.configurations import assert_refused, configuration
 from tests.helpers.engines import numbers_engine
 from tests.helpers.processes import finished
@@ -112,28 +112,29 @@ SEARCH = ["search=best_of_n", "search.n=3", "search.max_tokens=12", "run.batch=4
 def test_a_calibration_and_the_run_that_uses_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "c.json"
+    file, model = tmp_path / "c.json", save_tiny_model(tmp_path / "model")
+    search = [*SEARCH, "model=hf", f"model.name={model}", "model.dtype=float32"]
     held_out = ["dataset.size=6", "dataset.seed=7", "calibrate.max_disagreement=1"]
-    words = [*SEARCH, "verifier.inner=self", *held_out, f"calibrate.file={file}"]
+    words = [*search, "verifier.inner=self", *held_out, f"calibrate.file={file}"]
     done = finished([sys.executable, "-m", "experiments.calibrate", *words])
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
     said = [line for line in lines if line != LINE and not line.startswith("calibrate: ")]
     # no other library says anything
-    assert said[0].startswith("starting: ") and said[1:] == ["loading smollm2-135m"]
+    assert said[0].startswith("starting: ") and said[1:] == [f"loading {model}"]
     made = json.loads(file.read_text())
-    assert (made["model"], made["dataset"]) == ("smollm2-135m", "sums")
+    assert (made["model"], made["dataset"]) == (model, "sums")
     assert (made["problems"], made["checked"]) == (6, 3)
     settings = made["settings"]
     assert settings["dataset"]["seed"] == 7
     assert settings["verifier"]["_target_"] == "verifiers.SelfVerifier"
-    assert settings["sharing"]["rule"] == "exact" and settings["dtype"] == "auto"
+    assert settings["sharing"]["rule"] == "exact" and settings["dtype"] == "float32"
     assert settings["gate"]["_target_"] is settings["cache"]["_target_"] is None
     assert f"{made['tau_conf']:.4f}" in done.stdout and str(file) in done.stdout
 
     gated = ["verifier=confidence_gated", "verifier.inner=self", f"verifier.calibration={file}"]
     place = ["dataset.size=6", f"run.output_dir={tmp_path / 'outputs'}", "run.name=r"]
-    gated_run = [*SEARCH, *gated, *place]
+    gated_run = [*search, *gated, *place]
     summary = run(configuration("run", *gated_run))
     skips = 0
     for record in records(tmp_path):
@@ -223,8 +224,3 @@ def test_a_wrong_setting_is_refused_by_name(
     tmp_path: Path, module: str, arguments: list[str], message: str
 ) -> None:
     assert_refused(module, arguments, message, tmp_path)
-
-
-def test_the_help_page_is_ours_and_names_no_twins() -> None:
-    done = finished([sys.executable, "-m", "experiments.calibrate", "--help"], check=True)
-    assert "calibrate.max_disagreement=X" in done.stdout and "_schema" not in done.stdout

@@ -4,39 +4,22 @@ name, so that who has written one knows which it is."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
 
 from experiments.runs import schema
-from ttc import Backend, InvalidInput
+from ttc import InvalidInput
 
 
-class Plain:
-    def __init__(self, weight: float, words=("yes", "no"), *others: int, how: str = "mean"):  # type: ignore[no-untyped-def]
+class Calls:
+    def __init__(self, judge=len):  # type: ignore[no-untyped-def]
         pass
 
     def rate(self, *given: Any) -> list[list[float]]:
         return []
-
-
-class Says(Backend):
-    pass
-
-
-@dataclass
-class Listed:
-    pages: list[int] = field(default_factory=lambda: [1, 2])
-    made: int = field(init=False, default=3)
-
-
-class Calls(Plain):
-    def __init__(self, judge=len):  # type: ignore[no-untyped-def]
-        pass
 
 
 @dataclass
@@ -62,25 +45,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, type]
     for group in schema.GROUPS:
         for name in ("odd.yaml", "odd_schema.yaml"):
             ConfigStore.instance().repo.get(group, {}).pop(name, None)
-
-
-@pytest.mark.parametrize(
-    ("group", "kind", "settings"),
-    [
-        ("verifier", Plain, {"weight": "???", "words": ["yes", "no"], "how": "mean"}),
-        ("backend", Says, {}),
-        ("memory", Listed, {"pages": [1, 2]}),
-    ],
-)
-def test_the_settings_of_a_class_of_any_kind(
-    group: str, kind: type, settings: dict[str, Any], registered: Callable[[str, type], None]
-) -> None:
-    registered(group, kind)
-    with initialize_config_module("conf", version_base="1.3"):
-        config = compose("config", overrides=[f"{group}=odd", "run.name=r"])
-    found = OmegaConf.to_container(config[group])
-    assert isinstance(found, dict) and str(found.pop("_target_")).endswith(kind.__name__)
-    assert found == settings
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -158,14 +157,6 @@ def test_what_cannot_be_scored_is_named(
     monkeypatch.setattr(sys, "argv", ["select", str(folder), *words])
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
         experiments.eval.select.main()
-
-
-def test_ctrl_c_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments.eval.select, "load", Mock(side_effect=KeyboardInterrupt))
-    monkeypatch.setattr(sys, "argv", ["select", str(tmp_path)])
-    with pytest.raises(SystemExit) as stopped:
-        experiments.eval.select.main()
-    assert stopped.value.code == 130
 
 
 def test_a_folder_without_records_and_a_damaged_line_are_named(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ TREES = st.lists(
 
 @pytest.mark.slow
 @given(TREES.filter(len))
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(12))
 def test_whatever_is_forked_rated_and_released_scores_are_those_of_the_text_alone(
     tree: list[tuple[int, str, bool]],
 ) -> None:

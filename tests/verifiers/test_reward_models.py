@@ -169,37 +169,6 @@ def marked() -> tuple[RewardModel, Whole]:
     return verifier, whole
 
 
-def predicted() -> tuple[RewardModel, Whole]:
-    """A chat whose answer holds a verdict after each step, which is read where it is predicted,
-    among all tokens."""
-    tokenizer = byte_tokenizer(["<good>", "<bad>", *IM], CHATML)
-    model = seeded(hf.LlamaForCausalLM, configuration("llama", tokenizer))
-
-    def whole(question: str, steps: Sequence[str]) -> list[float]:
-        text = f"<|im_start|>user\nIs this right? {question}<|im_end|>\n<|im_start|>assistant\n"
-        scores = []
-        for step in steps:
-            text += step
-            logits = logits_at(model, tokenizer.encode(text, add_special_tokens=False))[-1]
-            scores.append(float(logits.softmax(-1)[tokenizer.convert_tokens_to_ids("<good>")]))
-            text += "<good>\n"
-        return scores
-
-    verifier = TokenPRM(
-        (model, tokenizer),
-        mark="<good>",
-        good="<good>",
-        bad=[],
-        template=[
-            {"role": "user", "content": "Is this right? {question}"},
-            {"role": "assistant", "content": "{steps}"},
-        ],
-        step="{step}{mark}\n",
-        read="before",
-    )
-    return verifier, whole
-
-
 def headed_turns() -> tuple[RewardModel, Whole]:
     """Each step is a message that is answered, and a head of three labels is read there."""
     tokenizer = byte_tokenizer(["<yes>", *IM], CHATML)
@@ -233,7 +202,6 @@ def headed_turns() -> tuple[RewardModel, Whole]:
 
 MODELS = {
     "marked": marked,
-    "predicted": predicted,
     "headed_turns": headed_turns,
     "qwen": qwen,
     "skywork": skywork,

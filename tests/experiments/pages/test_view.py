@@ -16,6 +16,7 @@ from experiments.pages.view.command import parsed, view
 from experiments.pages.view.page import distinct_labels
 from search import BestOfN, solve
 from tests.helpers.backends import FakeBackend
+from tests.helpers.benches import save_tiny_model
 from tests.helpers.configurations import configuration
 from tests.helpers.run_files import record, save
 from ttc import InvalidInput
@@ -133,7 +134,8 @@ def test_a_run_of_this_version_can_be_shown(tmp_path: Path) -> None:
     from experiments.runs.problem_loop import run
 
     words = ["run.name=r", f"run.output_dir={tmp_path}", "run.record_tokens=true"]
-    words += ["dataset.size=2", "search.beam_size=2", "search.beam_width=2"]
+    words += ["model=hf", f"model.name={save_tiny_model(tmp_path / 'model')}", "dataset.size=2"]
+    words += ["search.beam_size=2", "search.beam_width=2"]
     run(configuration("run", *words, "search.max_steps=3", "search.step_tokens=12"))
     _, data = written(tmp_path / "r")
     for problem in data["problems"]:

@@ -4,7 +4,6 @@ of this repository, where nothing else has to be touched."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -24,8 +23,7 @@ from search import BestOfN, SelfConsistency, solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
 from tests.helpers.engines import make_engine
-from tests.helpers.parts import only_with
-from tests.helpers.processes import finished
+from tests.helpers.parts import Warm, only_with
 from tests.helpers.searches import Costly, exactly
 from tests.helpers.tiers import some_quick
 from ttc import InvalidInput, Unsupported
@@ -35,7 +33,6 @@ from ttc.text.prompt import PromptTemplate
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 FILES = dict(re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
-MODULES = {Path(name).stem for name in FILES if name.endswith(".py")}
 COMMANDS = re.findall(r"^python (-m experiments\.\w+ .*)$", PAGE, re.MULTILINE)
 RECIPES = [command for command in COMMANDS if "=my_" not in command and "model=hf" not in command]
 SAYS = {
@@ -175,16 +172,31 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(root)
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    process = Warm()
+    yield process
+    process.close()
+
+
+COMMAND = """
+import runpy, sys
+
+module = sys.argv.pop(1)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", some_quick(RECIPES, RECIPES[:1]))
-def test_a_file_alone_makes_the_command_below_it_work(command: str, clone: Path) -> None:
-    words = [*command.split(), *(["run.name=r"] if "=" in command else [])]
+def test_a_file_alone_makes_the_command_below_it_work(
+    command: str, clone: Path, warm: Warm
+) -> None:
+    _, *words = command.split()
     shutil.rmtree(clone / "outputs", ignore_errors=True)
-    done = finished(
-        [sys.executable, *words], cwd=clone, env=os.environ | {"PYTHONPATH": str(clone)}
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.search(SAYS[recipe(command)], done.stdout + done.stderr)
+    words += ["run.name=r"] if "=" in command else []
+    assert warm.run(str(clone), COMMAND, words) is None
+    assert re.search(SAYS[recipe(command)], (clone / "output.txt").read_text())
     if "=" in command:
         lines = (clone / "outputs" / "r" / "records.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
@@ -226,9 +238,6 @@ for known in (
 
 @pytest.mark.slow
 @only_with("command", "report")
-def test_a_file_alone_is_known_everywhere(clone: Path) -> None:
-    done = finished(
-        [sys.executable, "-c", EVERYWHERE], cwd=clone, env=os.environ | {"PYTHONPATH": str(clone)}
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True"] * 16
+def test_a_file_alone_is_known_everywhere(clone: Path, warm: Warm) -> None:
+    assert warm.run(str(clone), EVERYWHERE, []) is None
+    assert (clone / "output.txt").read_text().split() == ["True"] * 16

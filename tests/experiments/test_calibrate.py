@@ -121,7 +121,8 @@ def test_a_calibration_and_the_run_that_uses_it(
     lines = done.stderr.splitlines()
     said = [line for line in lines if line != LINE and not line.startswith("calibrate: ")]
     # no other library says anything
-    assert said[0].startswith("starting: ") and said[1:] == [f"loading {model}"]
+    assert said[0].startswith("starting: ") and said[1] == f"loading {model}" and len(said) == 3
+    assert "names no end token" in said[2]
     made = json.loads(file.read_text())
     assert (made["model"], made["dataset"]) == (model, "sums")
     assert (made["problems"], made["checked"]) == (6, 3)

@@ -218,7 +218,7 @@ class Warm:
     program of ours, so that none imports them anew."""
 
     def __init__(self) -> None:
-        own = {*PACKAGES, "tests", "conftest", "__main__"}
+        own = {*PACKAGES, "conf", "tests", "conftest", "__main__"}
         rewritten = {"pytest", "_pytest", "hypothesis", "anyio", "xdist", "pytest_timeout"}
         others = [m for m in list(sys.modules) if m.partition(".")[0] not in own | rewritten]
         self.process = subprocess.Popen(

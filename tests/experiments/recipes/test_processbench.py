@@ -24,13 +24,14 @@ from experiments.recipes.processbench.figures import (
 from experiments.recipes.processbench.job import run
 from experiments.recipes.processbench.samples import PARTS, LabelledSample, load_samples
 from tests.helpers.configurations import configuration
-from tests.helpers.reward_models import HEADERS, byte_tokenizer, close_to, seeded
+from tests.helpers.reward_models import HEADERS, byte_tokenizer, close_to, head_at, seeded
 from tests.helpers.reward_models import configuration as model_config
 from tests.helpers.tiers import some_quick
 from tests.verifiers.test_other_models import published as save_published
 from tests.verifiers.test_reward_models import MODELS, QUESTION
 from ttc import InvalidInput
 from verifiers import QwenPRM
+from verifiers.qwen_prm import SYSTEM
 from verifiers.reward_model import RewardModel
 
 STEPS = ["Tom has 3 boxes.", "3 * 4 = 12,\nso 12 apples", "12 - 2 = 10"]
@@ -79,12 +80,39 @@ def save_folder(name: str, model: RewardModel, folder: Path) -> str:
     return str(folder)
 
 
+def as_the_card_of_qwen(model: RewardModel, tokenizer: Any, steps: Sequence[str]) -> list[float]:
+    """The model card's program: a chat with `<extra_0>` after each step, and the probability of the
+    second label at each of them."""
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    masks = torch.tensor(tokens) == tokenizer.convert_tokens_to_ids("<extra_0>")
+    return head_at(model.parts[0], tokens).softmax(-1)[masks, 1].tolist()
+
+
+def as_prepare_input(model: RewardModel, tokenizer: Any, steps: Sequence[str]) -> list[float]:
+    """SkyworkAI/skywork-o1-prm-inference: question and steps encoded apart, read at line breaks."""
+    tokens = tokenizer.encode(f"<|im_start|>{QUESTION}\n", add_special_tokens=False)
+    (line_break,) = tokenizer.encode("\n", add_special_tokens=False)
+    flags = []
+    for step in steps:
+        tokens += tokenizer.encode(step.replace("\n", " "), add_special_tokens=False)
+        tokens += [line_break]
+        flags.append(len(tokens) - 1)
+    return head_at(model.parts[0], tokens).sigmoid()[flags, 0].tolist()
+
+
 CHOICES = {
     "qwen": "qwen_prm",
     "skywork": "skywork_prm",
     "math_shepherd": "math_shepherd",
     "rlhflow": "rlhflow_prm",
 }
+AUTHORS = {"qwen": as_the_card_of_qwen, "skywork": as_prepare_input}
 
 
 @pytest.mark.parametrize("name", some_quick(CHOICES, ["qwen", "math_shepherd"]))
@@ -95,8 +123,11 @@ def test_a_published_folder_rates_steps_as_its_authors_do(name: str, tmp_path: P
     data = save_rows(tmp_path / "rows.jsonl", rows)
     words = [f"verifier={CHOICES[name]}", f"verifier.model={folder}", "verifier.dtype=float32"]
     summary = job(tmp_path, *words, f"processbench.data={data}", "processbench.batch=5")
+    own = transformers.AutoTokenizer.from_pretrained(folder)  # of the class that the folder names
     for record, sample in zip(records(tmp_path), rows, strict=True):
-        assert record["scores"] == close_to(whole(QUESTION, sample["steps"]))
+        steps = sample["steps"]
+        expected = AUTHORS[name](model, own, steps) if name in AUTHORS else whole(QUESTION, steps)
+        assert record["scores"] == close_to(expected)
     scores = {r["id"]: r["scores"] for r in records(tmp_path)}
     for part, ours in zip(PARTS, summary["parts"], strict=True):
         hits = [predicted(scores[f"{part}-{i}"], 0.5) == i - 1 for i in range(3)]

@@ -22,6 +22,7 @@ from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
 from ttc.step import Step, Thinking
 from ttc.text.prompt import PromptTemplate
+from ttc.text.thinking_marks import settled
 from ttc.tree.branch import check_branches
 from ttc.usage import Usage
 
@@ -434,7 +435,8 @@ class ActiveSearch:
             above = child.parent
             if above is not None and len(child.tokens) > len(above.tokens):
                 start = above.step_ends[-1] if above.step_ends else child.prompt_length
-                self.tree.wrote(child, child.text_since(start).rstrip("\ufffd"))
+                child.leave_out(self.config.stops)
+                self.tree.wrote(child, settled(child.text_since(start), self.config.stops))
         return self.progress("wrote", list(self.growing))
 
     def progress(

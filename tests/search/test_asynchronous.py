@@ -125,6 +125,34 @@ def test_what_is_told_begins_what_a_step_comes_to_after_words_of_a_search(
         assert node.text and last[node.id].text.startswith(node.text)
 
 
+class Ending(PromptTemplate):
+    """Answers end before these characters of the model's own text."""
+
+    place = 0
+
+    def ends(self, tokenizer: Any) -> tuple[str, ...]:
+        text = solve(LONGER, problem="1", engine=make_engine(context=160), template=PLAIN)
+        return (text.branches[0].text[self.place : self.place + 4],)
+
+
+LONGER = SelfConsistency(n=2, max_tokens=30)
+
+
+@pytest.mark.parametrize("place", [3, 8, 14])
+def test_no_part_of_a_templates_end_is_told(place: int) -> None:
+    """It may come in several tokens, and one branch may have ended while others go on."""
+    template, engine = Ending("{question}", raw=True), make_engine(context=160)
+    object.__setattr__(template, "place", place)
+    (end,) = template.ends(engine.tokenizer)
+    *events, last = stream(LONGER, problem="1", engine=engine, tokens=True, template=template)
+    assert last.result is not None
+    ended = [branch for branch in last.result.branches if branch.finish_reason == "end"]
+    assert ended and all(end not in branch.text for branch in ended)
+    came_to = {node.id: node.text for node in last.result.tree}
+    told = [node for event in events if event.did == "wrote" for node in event.nodes]
+    assert told and all(came_to[node.id].startswith(node.text) for node in told)
+
+
 def test_each_token_is_told_as_it_comes() -> None:
     engine, search = make_engine(context=160), SelfConsistency(n=2, max_tokens=6)
     events = list(stream(search, problem="1", engine=engine, tokens=True, template=PLAIN))

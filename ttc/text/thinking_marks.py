@@ -199,3 +199,9 @@ def overlap(text: Sequence[Any], mark: Sequence[Any]) -> int:
     """How much of the end of `text` is the beginning of `mark`, but not all of it."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text[len(text) - size :] == mark[:size]), 0)
+
+
+def settled(text: str, ends: Sequence[str]) -> str:
+    """A text that goes on, without half a character and what may begin one of these."""
+    text = text.rstrip("\ufffd")
+    return text[: len(text) - max((overlap(text, end) for end in ends), default=0)]

@@ -215,19 +215,18 @@ class Llama(ToolFormat):
     (Llama's `ipython`)."""
 
     tag = "<|python_tag|>"
+    keys = frozenset(("type", "name", "parameters", "arguments"))
     begins = (tag, "{")
 
     def in_call(self, text: str) -> bool:
         return self.tag in text
 
-    ends_of_turn = re.compile(r"(<\|eot_id\|>|<\|eom_id\|>)\s*$")
+    ends_of_turn = re.compile(r"<\|eo[tm]_id\|>\s*$")
 
     def calls(self, text: str) -> list[Written]:
         text = self.ends_of_turn.sub("", text).rstrip()
-        start = text.find(self.tag)
-        tagged = start >= 0
-        place = start + len(self.tag) if tagged else 0
-        rest = text[place:]
+        head, tagged, rest = text.partition(self.tag)
+        start, rest = (len(head), rest) if tagged else (0, text)
         if not rest.lstrip().startswith("{"):
             code = rest.strip()
             return [Written("python", {"code": code}, start)] if tagged and code else []
@@ -239,12 +238,14 @@ class Llama(ToolFormat):
             if place >= len(rest):
                 break
             try:
-                _, end = decoder.raw_decode(rest, place)
+                value, end = decoder.raw_decode(rest, place)
+                if not tagged and not (isinstance(value, dict) and value.keys() <= self.keys):
+                    return []  # an answer in JSON
             except ValueError:
                 if not tagged and '"name"' not in rest:
-                    return []  # an answer that is JSON
+                    return []
                 end = len(rest)
-            calls.append(from_json(rest[place:end], max(start, 0)))
+            calls.append(from_json(rest[place:end], start))
             place = end
         return calls if tagged or all(call.name for call in calls) else []
 

@@ -277,6 +277,10 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message(
         (Llama(), '{"name": "f", "parameters": {}}<|eot_id|>', [("f", {}, 0, "")]),
         (Llama(), '{"name": "f"}; {"name": "g"}', [("f", {}, 0, ""), ("g", {}, 0, "")]),
         (Llama(), '{"colour": "red"}', []),
+        (Llama(), '{"name": "Rome", "population": 3}', []),
+        (Llama(), '{"name": "f", "parameters": {}} {"name": "Rome", "people": 3}', []),
+        (Llama(), '{"name": "f", "parameters": {}} 5', []),
+        (Llama(), '{"type": "function", "name": "f"}', [("f", {}, 0, "")]),
         (Llama(), "It is warm.", []),
         (
             Llama(),

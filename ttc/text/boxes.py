@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from ttc.text.tables import WORDS
+
 _BRACE = re.compile(
     r"(?P<box>\\f?boxed\s*+\{|\\fbox\s*+\{)"
     r"|\\f?boxed\s*+(?P<bare>-?\d++(?:\.\d++)?+)"
     r"|[{}]"
 )
-_AND = "and|or|y|e|et|ou|o|und|oder|и|или|和|或|と|및|va|dan|ve|i"
+_AND = WORDS["and"]
 _BETWEEN = re.compile(
     r"(?:\n[-*•] |[\s$,;&，、；]|\\[()\[\],;:! \\]|\\q?quad\b"
     rf"|\\text ?\{{[\s,]*(?:{_AND})?[\s,]*\}}"

@@ -8,6 +8,7 @@ from ttc.text.boxes import after_cut, boxed
 from ttc.text.number_answers import find_number, in_english, stated_number
 from ttc.text.numbers import CURRENCIES, as_number
 from ttc.text.statements import Statement, clause, decimal_comma, plain, statements
+from ttc.text.tables import WORDS
 from ttc.text.units import split_unit
 
 _FORMULA = re.compile(
@@ -23,12 +24,7 @@ _JOINED = re.compile(r"[^\w$\\.]*+(?:(?:and|or)\b[^\w$\\]*+)?(?:\$|\\\(|\\\[)")
 _QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)++)"')
 _DIGIT = re.compile(r"\d")
 _MATHS = re.compile(r"[\d\\=<>^∞√π+]|\$")
-_SAYS_NOTHING = re.compile(
-    r"(?:not|never|no(?! (?:real )?solutions?\b)|unclear|unknown|unique|correct|right"
-    r"|wrong|incorrect|clear|obvious|simple|above|below|as follows|in the|found"
-    r"|also unique|the same|that)\b",
-    re.IGNORECASE,
-)
+_SAYS_NOTHING = re.compile(rf"(?:{WORDS['says_nothing']})\b", re.IGNORECASE)
 LONGEST_SENTENCE = 400
 _LABEL = re.compile(r"[A-Za-z]{2,12}:[ \t]*")
 _VALUE = re.compile(

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 
 from ttc.text.boxes import after_cut, last_box
 from ttc.text.statements import CLOSED_SCRIPTS, MARKS, Statement, alternatives, plain, statements
-from ttc.text.tables import LATIN, languages
+from ttc.text.tables import LATIN, WORDS, languages
 
 # Quantifiers that keep what they took (++, *+) and limited ones make every pattern linear.
 _MARKUP = (
@@ -19,13 +19,15 @@ _MARKUP = (
 )
 _OPENING = re.compile(_MARKUP)
 _WORD = rf"[^\W{CLOSED_SCRIPTS}]"
-_ARTICLE = re.compile(r"[ \t]++(?!(?:is|because|since|as|for|and|or|not|due|from|when)\b)[a-z]")
+_ARTICLE = re.compile(
+    r"[ \t]++(?!(?:is|because|since|as|for|and|or|not|due|from|when|here|over)\b)[a-z]"
+)
 """Follows A and I where they are English words; before these small words they may be choices."""
 _CLAUSE_END = re.compile(r"[)\]}*_`$\"'”’»]*+(?:\s*+$|[.,;:!?)\]}]|\s++(?:because|since|as|for)\b)")
 _LINE_END = re.compile(r"[^\w\n]*+(?:\n|$)")
 _SENTENCE_END = re.compile(r"[)\]}*_`]*+(?:[.!?]|\s*$)")
 _SENTENCE = re.compile(r"[.!?\n。！？]")
-_IF = re.compile(r"\b(?:if|whether|suppose|assuming|unless|si|se|wenn|falls|если)\b", re.IGNORECASE)
+_IF = re.compile(rf"\b(?:{WORDS['if']})\b", re.IGNORECASE)
 _SUPPOSED = re.compile(
     r"\b(?:if|suppose|assuming|unless)\b[^.,;:!?\n]{0,30}"
     r"\b(?:answer|option|choice)\b[^.,;:!?\n]{0,16}$",
@@ -44,7 +46,7 @@ def stated_choice(text: str, letters: str | None = None) -> str | None:
 
     letters: those of the problem's choices, if they are known; others are no answer.
     """
-    text = plain(text)
+    text = _with_signs(plain(text))
     choices = [letter for _, letter in _stated(text, _signs(text, letters)) if letter]
     return choices[-1] if choices else None
 
@@ -56,15 +58,17 @@ def find_choice(text: str, letters: str | None = None) -> str | None:
     this before a letter alone on a line, one that is marked ((B), **B**), and a single one, of A to
     J where the choices are not known.
     """
-    text = plain(after_cut(text))
+    text = _with_signs(plain(after_cut(text)))
     signs = _signs(text, letters)
     stated = dict(_stated(text, signs, options=True))
-    if (box := last_box(text)) and (letter := _first(box.content, signs)):
+    if (box := last_box(text)) and (letter := _first(box.content, signs)) is not None:
         stated[box.start] = letter
     last = max(stated, default=0)
-    if stated.get(last):
-        return stated[last]
     listed = letters is not None
+    if stated.get(last):
+        taken_back = _TAKES_BACK.search(text, last)
+        other = taken_back and _mentioned(text[taken_back.end() :], signs, listed, _CLAIMED)
+        return other or stated[last]
     if not stated:
         small = _SMALL_ALONE.fullmatch(text)
         return _mentioned(small[1].upper() if small else text, signs, listed)
@@ -74,11 +78,21 @@ def find_choice(text: str, letters: str | None = None) -> str | None:
     return choice or _mentioned(_REASON.split(rest, maxsplit=1)[0], signs, listed)
 
 
+_TAKES_BACK = re.compile(rf"\b(?i:{WORDS['takes_back']})\b")
+_NUMBERED = re.compile(
+    r"(?:정답|답|答え|正解)[\sは은는이:*(]{0,6}[1-9](?=\)?\s?[번番])|گزینه\s[1-9](?!\d)"
+)
+
+
+def _with_signs(text: str) -> str:
+    """A text with ② for the choice 2번."""
+    return _NUMBERED.sub(lambda one: one[0][:-1] + "⓪①②③④⑤⑥⑦⑧⑨"[int(one[0][-1])], text)
+
+
 _SMALL_ALONE = re.compile(r"\W*+([a-j])\W*+")
 _SENTENCE_GAP = re.compile(r"(?<=[.!?。！？])\s+")
 _REASON = re.compile(
-    r"[.!?;\n。！？；]|:(?!\s*+[*(]*+[A-J][)*]*+\s*+(?:[.\n]|$))"
-    r"|\b(?:because|since|as|for|weil|denn|car|porque|pois|perché|потому)\b|因为|ので|から"
+    rf"[.!?;\n。！？；]|:(?!\s*+[*(]*+[A-J][)*]*+\s*+(?:[.\n]|$))|{WORDS['reason']}"
 )
 """Ends what is said of several or of no choice; letters behind it are mentioned for other reasons:
 "none of the above, as (A) and (D) fail"."""
@@ -118,22 +132,18 @@ def _letter_of(text: str, statement: Statement, signs: Letters) -> str | None:
     if sign in "AI" and statement.language.is_english and _ARTICLE.match(text, at + 1):
         return None
     if sign.islower() and sign.isascii() and not _CLAUSE_END.match(text, at + 1):
-        return None
+        return letter if text.startswith(") ", at + 1) else None
     return letter
 
 
-_NONE = re.compile(
-    r"[\s*_:(】]*+(?:none\b|not (?:given|listed|provided|among)|no (?:correct|option|choice)\b"
-    r"|ninguna|aucune|keine|nessuna|nenhuma|нет|无|無|没有|沒有|题目|なし|없)",
-    re.IGNORECASE,
-)
+_NONE = re.compile(rf"[\s*_:(】]*+(?:{WORDS['none']})", re.IGNORECASE)
 _ONE_MORE = (
     r"[)\]*\s]{0,4}+(?:[,、，/]|\b(?:and|or|und|et|y|e|и)\b|和|与|與|及|或)\s?"
     r"(?:(?:and|or)\s)?[(\[*]{0,3}+"
 )
 _SEVERAL = re.compile(
     rf"[A-J](?:(?:{_ONE_MORE}[A-J](?![A-Za-z\d])){{1,9}}|[A-J]{{1,9}})[)\]*]*+"
-    r"(?=\s*+(?:[.。<]|都|均|\n|$))"
+    r"(?=\s*+(?:[.。<}]|都|均|\n|$))"
 )
 """A, C and D; BCD."""
 
@@ -147,6 +157,8 @@ def _first(content: str, signs: Letters) -> str | None:
     letter = signs.get(sign)
     if letter is None and _LINE_END.match(inner, at + 1):
         letter = signs.get(sign.upper()) if sign else None
+    if letter and _SEVERAL.match(inner, at):
+        return ""
     if letter is None or not _ends(inner, at):
         return None
     return None if sign in "AI" and _ARTICLE.match(inner, at + 1) else letter
@@ -157,6 +169,7 @@ _BOX_WORDS = re.compile(r"\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer|[Ll]etter)\b:?\s?")
 
 def _mentioned(text: str, signs: Letters, listed: bool, worst: int = _SINGLE) -> str | None:
     """The last letter of the best form that any has, which is `worst` or better."""
+    text = _TOGETHER.sub(lambda several: " " * len(several[0]), text)
     best: dict[int, str] = {}
     few = signs.values() if listed else LATIN[:10]
     for mention in _mention("".join(signs)).finditer(text):
@@ -200,13 +213,14 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
     return _SINGLE if sign.isascii() and single and not article and not part else None
 
 
+_TOGETHER = re.compile(rf"(?:\b[Bb]oth\s|\*\*|\()[(*\s]{{0,3}}[A-J](?:{_ONE_MORE}[A-J]\b){{1,9}}+")
 _OTHERS = re.compile(rf"(?:{_ONE_MORE}[A-J](?![\w'’])){{1,9}}+")
 _BRACKET_BEFORE = re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$")
 _BRACKET_AFTER = re.compile(r"\s?[)\]](?!-\w)")
 _BOLD_BEFORE = re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$")
 _BOLD_AFTER = re.compile(r"\)?[.:]?(?:\*\*|__|\})")
 _PART_OF_A_NAME = re.compile(r"[)\]]?-[A-Za-z0-9]")
-_FUNCTION = re.compile(r"(?:^|[^A-Za-z])[A-Za-z][(\[]$")
+_FUNCTION = re.compile(r"(?:^|[^A-Za-z])[A-Za-z][(\[]$|(?:[Vv]itamin|[Hh]epatitis|[Tt]ype)\s$")
 
 
 def _stands_alone(text: str, at: int) -> bool:
@@ -229,7 +243,7 @@ def _ends(text: str, at: int) -> bool:
 _LATIN_WORD = re.compile(rf"{_WORD}|['’\\-]")
 _WORD_GOES_ON = re.compile(rf"['’]?{_WORD}")
 _OWN_WORD = re.compile(rf"[\w{MARKS}]")
-_PARTICLE = re.compile("です|だ|で|が|は|を|と|입니|이다|번|는|가|이|은|为|是|项|和|都")
+_PARTICLE = re.compile(WORDS["particle"])
 _JOINED_VERB = re.compile(r"['’](?:[dt][iıuü]r|s\s(?:the\s)?(?:correct|right|best))\b")
 
 

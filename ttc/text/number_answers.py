@@ -7,6 +7,7 @@ from functools import cache
 
 from ttc.text.boxes import after_cut, boxed
 from ttc.text.numbers import (
+    BREAKS_OFF,
     CURRENCIES,
     MAGNITUDE,
     MINUS,
@@ -15,6 +16,7 @@ from ttc.text.numbers import (
     THOUSANDS,
     as_number,
     hyphened,
+    last_in_signs,
     number_in_words,
     plain_numbers,
 )
@@ -26,18 +28,10 @@ from ttc.text.statements import (
     plain,
     statements,
 )
-from ttc.text.units import split_unit
+from ttc.text.tables import WORDS
+from ttc.text.units import added_up, split_unit
 
-OF = "of|de|des|du|von|di|van|av|af|из|от|z|dari"
-"""What stands between a share and the whole: 20% of 150."""
-
-DOZEN = "dozens?|docenas?|dúzias?|douzaines?|dutzend|Dutzend|dozzin[ae]|dozijn|дюжин[аы]?"
-RESTATES = (
-    r"which\s(?:is|are|equals|makes|gives|comes\sto)|that\s(?:is|makes)|i\.\s?e\.|or|soit"
-    r"|c'est-à-dire|es\sdecir|o\ssea|ou\sseja|isto\sé|das\s(?:ist|sind|macht)|also|d\.\s?h\.|cioè|ossia"
-    r"|czyli|то\sесть|т\.\s?е\.|dus|yani|yaitu"
-)
-"""What stands before the result of the sum that was stated: 20% of 150, which is 30."""
+OF, DOZEN, RESTATES = (WORDS[name] for name in ("of", "dozen", "restates"))
 
 # Quantifiers that keep what they took (++, *+) make every pattern linear.
 _FRACTION = r"/\d++(?!\.\d)"
@@ -74,11 +68,12 @@ _SUM = re.compile(
     rf"(?:[-−–+*/×÷·⋅∙∗∕²³^{{}}(){CURRENCIES}%, \t\d]|\.(?=\d)|{_TIMES}|\\[$%(\[])*+"
     r"=(?!=)[ \t]*+"
 )
+_SPOKEN = r"times|plus|(?:divided|multiplied)\sby"
 _OPERAND = (
     r"[\s($*_\\]*+\d[\d,]*+(?:\.\d++)?+(?:/\d++)?+(?:\s?\\?%)?+"
-    rf"(?:[ /]++(?!(?:{OF}|{RESTATES}|x)(?!\w))[^\W\d_]++){{0,3}}+[)\s]*+"
+    rf"(?:[ /]++(?!(?:{OF}|{RESTATES}|{_SPOKEN}|x)(?!\w))[^\W\d_]++){{0,3}}+[)\s]*+"
 )
-_OPERATOR = rf"(?:[-−–+*/×÷·⋅∙∗∕x]|(?:{OF})\b|\\times\b|\\cdot\b)"
+_OPERATOR = rf"(?:[-−–+*/×÷·⋅∙∗∕x]|(?:{OF}|{_SPOKEN})\b|\\times\b|\\cdot\b)"
 _THINGS = rf"(?:\s(?!(?:{RESTATES})(?!\w))[A-Za-z]++){{0,2}}+"
 _MULTIPLE = (
     rf"[\s*_]*+(?:(?:\d++|{NUMBER_WORD})\s(?:{DOZEN}){_THINGS}"
@@ -94,7 +89,7 @@ two dozen eggs, i.e. 24, three quarters of 60, or 45."""
 _GOES_ON = re.compile(rf"[ )]*+{_OPERATOR}[ (]*+\$?\d")
 _HEADING = re.compile(r"\d{1,2}[.)][ \t]++[A-Za-z*]")
 _FIRST_OF_A_LIST = re.compile(r"1[.)][ \t]++[A-Za-z*]")
-_TEXT_PART = re.compile(r"\\(?:text|textrm|mbox|mathrm) ?\{[^{}]*+\}")
+_TEXT_PART = re.compile(r"\\(?:text|textbf|textrm|mbox|mathrm) ?\{([^{}]*+)\}")
 _BARE_MINUS = re.compile(rf"(?:^|[=:(\n*]|\bis)[ \t$*]*+[-{MINUS}] $")
 
 
@@ -102,19 +97,28 @@ def stated_number(text: str) -> str | None:
     """The number right after the last `####`, "answer is" or "Answer:", in any language of
     `languages.toml`, in digits or words, of an equation its result. Headings (`#### 2.
     Subtract`) and lists below "Answer:" state none."""
-    return _stated(plain_numbers(plain(text)))
+    return _stated(_plain(text))
 
 
 def find_number(text: str) -> str | None:
     """The number that is stated, else the last one in a `\\boxed{}`, else the only one of a stated
     clause, else the last one."""
-    text = plain_numbers(plain(after_cut(text)))
+    text = _plain(after_cut(text))
     number = _stated(text) or _in_a_box(text) or _in_a_clause(text)
     if number is not None:
         return number
     comma = decimal_comma(text)
     last = _counted(text, comma) or last_number(text, comma)
-    return None if last is None else _spelling(text, last, comma)
+    return last_in_signs(text) if last is None else _spelling(text, last, comma)
+
+
+def _plain(text: str) -> str:
+    """A text whose amounts are numbers: 2000 for 2k, 2.5 hours for 2 hours 30 minutes."""
+    text = added_up(plain_numbers(plain(text)))
+    return _SHORT.sub(lambda size: " billion" if "b" in size[0] else " thousand", text)
+
+
+_SHORT = re.compile(r"(?:k(?<=\dk)|bn(?<=\dbn)| bn(?<=\d bn))" + BREAKS_OFF + ")")
 
 
 def last_number(text: str, comma: bool = False) -> re.Match[str] | None:
@@ -128,14 +132,20 @@ def _counted(text: str, comma: bool) -> re.Match[str] | None:
     """What a text's last words say to be a number for, per or from another one, as in "The bill is
     EUR 75 for 5 guests", or explain in brackets."""
     start = max(0, text.rstrip().rfind("\n"), len(text) - 120)
-    match = _COUNTED.search(text, start) or _EXPLAINED.search(text, start)
+    searches = (_COUNTED, _EXPLAINED, _BOLD)
+    match = next(filter(None, (each.search(text, start) for each in searches)), None)
     return match and _number_here(comma).match(text, match.start("number"))
 
 
 _VALUE = rf"(?P<number>(?:{_CURRENCY}|\\?[{CURRENCIES}])?[\d.,]*\d)"
+_LINK = r"(?:[=≈:]|\b(?:is|are|was|were|be|equals|costs?|totals?|has|have|makes?|earns?)\s)"
+_BOLD = re.compile(
+    rf"{_LINK}\s?\*\*(?:\\?\$)?{_VALUE}(?:\s[A-Za-z]{{1,20}}){{0,3}}\*\*(?:(?!{_LINK})[^*,;]){{1,80}}$"
+)
+"""She has **42** apples in 6 bags."""
 _EXPLAINED = re.compile(
-    rf"(?:=|:|\b(?:is|are|was|were|be|equals|costs?|totals?|has|have|makes?|earns?)\s)[\s*$]{{0,3}}"
-    rf"{_VALUE}[*$]{{0,2}}(?:\s[A-Za-z]{{1,20}}){{0,3}}(?:\s|(?=\([^()]*[{CLOSED_SCRIPTS}]))"
+    rf"{_LINK}[\s*$]{{0,3}}"
+    rf"{_VALUE}[*$]{{0,2}}(?:\s[A-Za-z]{{1,20}}){{0,3}}[*$]{{0,2}}(?:\s|(?=\([^()]*[{CLOSED_SCRIPTS}]))"
     r"[(\[](?![\s$]*[\d.,]+(?:\s?[A-Za-z%]{1,20})?[)\]])"  # 2 hours (120 minutes)
     r"(?![^()\[\]]*(?:\b(?:total|all|altogether|so|thus|or|which|i\.e\.)(?!\w)|[=≈]))"
     r"[^()\[\]\n]{1,80}[)\]][.!。]?\s*$"
@@ -198,10 +208,8 @@ def _in_a_clause(text: str) -> str | None:
     return None
 
 
-_NOT_ALONE = re.compile(r"\b(?:more|less|fewer|than|times|of|half|twice|not)\b")
-_PER = re.compile(
-    rf"\s(?:for|per|für|pour|por|za|за|для|för|voor|untuk)\s(?=\d)|(?<=[{CLOSED_SCRIPTS}])[,，](?!\d)"
-)
+_NOT_ALONE = re.compile(rf"\b(?:{WORDS['relates']})\b")
+_PER = re.compile(rf"\s(?:{WORDS['per']})\s(?=\d)|(?<=[{CLOSED_SCRIPTS}])[,，](?!\d)")
 """What parts an answer from what it is for: 64,80 zł for 4 tickets."""
 _LIST = re.compile(r"\s*+\d{1,2}[.)]\s")
 
@@ -210,7 +218,6 @@ def _in_a_box(text: str) -> str | None:
     content = boxed(text)
     if content is None:
         return None
-    content = plain_numbers(content)
     comma = decimal_comma(text)
     words = _TEXT_PART.sub(" ", content)
     whole = hyphened(split_unit(content)[0]).strip()
@@ -220,13 +227,14 @@ def _in_a_box(text: str) -> str | None:
         numbers = list(_number(comma).finditer(part))
         if numbers:
             return _spelling(part, numbers[-1], comma)
-    return number_in_words(content, 0)
+    return number_in_words(_TEXT_PART.sub(r"\1", content), 0)
 
 
 def _spelling(text: str, number: re.Match[str], comma: bool) -> str:
     """A number as `as_number` reads it: what English writes otherwise is written in its way."""
     raw, start = hyphened(number.group(1)), number.start(1)
-    if _BARE_MINUS.search(text[max(0, start - 12) : start]):
+    signed = hyphened(text[number.start() : start]).endswith("- ")
+    if signed or _BARE_MINUS.search(text[max(0, start - 12) : start]):
         raw = f"-{raw}"
     if power := _ENDING_POWER.fullmatch(raw):
         return _powered(power[1], int(power[2].strip("{ }"))) or raw

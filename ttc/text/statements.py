@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
-from ttc.text.tables import LATIN, Language, languages
+from ttc.text.tables import LATIN, WORDS, Language, languages
 
 CLOSED_UP = frozenset({"zh", "ja", "th", "ko"})
 """Languages that part words by no blanks, or bind particles to them."""
@@ -31,12 +31,8 @@ choice."""
 MARKS = "\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0963\u0966-\u0dff\u0e31-\u0e4e"
 """Accents and vowels that belong to the letter before; some are no \\w to Python."""
 
-_ZEROS = (
-    "\u0660\u06f0\u07c0\u0966\u09e6\u0a66\u0ae6\u0b66\u0be6\u0c66\u0ce6\u0d66\u0e50\u0ed0\u0f20"
-    "\u1040\u17e0\u1810\uff10"
-)
 _PLAIN = (
-    {ord(zero) + digit: str(digit) for zero in _ZEROS for digit in range(10)}
+    {ord(zero) + digit: str(digit) for zero in WORDS["zeros"] for digit in range(10)}
     | {ord("Ａ") + place: letter for place, letter in enumerate(LATIN)}
     | {ord("ａ") + place: letter.lower() for place, letter in enumerate(LATIN)}
     | {
@@ -48,11 +44,9 @@ _PLAIN = (
 
 _NOT_PLAIN = re.compile(f"[{re.escape(''.join(map(chr, _PLAIN)))}]")
 
-_ABOUT = "about|around|approximately|approx|roughly|nearly"
 _LINKS = r":|\.(?=[*_]{2})|ঃ|=(?!=)|→|->|=>|⇒|[—–-](?=\s)"
 _CLOSING = r"[ \t*_`~)}】\]\"'”’»]*+"
 _MARKUP = r"[*_`~)}】\]\"'”’»]*+"
-_OF_WHAT = "to|in|for|of|on|here|that|from|at|we|i|you|therefore|then|thus|hence|as"
 _LONGEST_DENIAL = 48
 _HASHES = re.compile("####(?!#)(?<!#####)")
 
@@ -231,7 +225,8 @@ def _head(language: Language, options: bool) -> re.Pattern[str]:
     kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language.is_english else ""
     aside = rf"{_MARKUP}(?:\s?\([^()\n]{{0,60}}\))?+"
     if language.is_english:
-        words = rf"(?P<what>,?\s(?i:{_OF_WHAT})\b(?:\s(?![A-J]\b)[^\s.:;?!=]{{1,30}}+){{0,8}}?)?,?"
+        words = rf",?\s(?i:{WORDS['of_what']})\b(?:\s(?![A-J]\b)[^\s.:;?!=]{{1,30}}+){{0,8}}?"
+        words = rf"(?P<what>{words})?,?"
     elif spaced:
         words = r"(?:\s(?![A-ZА-Я]\b)[^\W\d_]{1,30}+){0,6}?,?"
     else:
@@ -244,7 +239,7 @@ def _head(language: Language, options: bool) -> re.Pattern[str]:
 
 
 def _hedges(language: Language, end: str, verbs: str) -> str:
-    words = sorted(_cased(language.hedge), key=len, reverse=True)
+    words = sorted(_cased(f"{language.hedge}|{language.option}"), key=len, reverse=True)
     if not words:
         return ""
     nouns = {*language.answer.split("|"), *language.option.split("|")}
@@ -267,10 +262,9 @@ def _denied(language: Language) -> re.Pattern[str]:
 def _ends() -> re.Pattern[str]:
     words = alternatives(language.ends for language in languages() if _is_spaced(language))
     closed = alternatives(language.ends for language in languages() if not _is_spaced(language))
-    joins = "and|or|y|e|et|ou|o|und|oder|и|или|i|lub|of|en|atau|dan|og|och"
     return re.compile(
-        rf"[.!?]\s+(?![a-z\d])|,?\s+or\s+(?:{_ABOUT})\b|[。।؟！？；;]|,?\s+(?:{words})(?![\w'’])|\s*\((?=[a-z]{{2,}}\s)"
-        rf"|,\s+(?!(?:{joins})\b)(?=[^\W\d_A-Z]{{2,}})|[，、,]?(?:{closed})"
+        rf"[.!?]\s+(?![a-z\d])|,?\s+or\s+(?:{WORDS['about']})\b|[。।؟！？；;]|,?\s+(?:{words})(?![\w'’])|\s*\((?=[a-z]{{2,}}\s)"
+        rf"|,\s+(?!(?:{WORDS['joins']})\b)(?=[^\W\d_A-Z]{{2,}})|[，、,]?(?:{closed})"
     )
 
 

@@ -14,6 +14,12 @@ def table(name: str) -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
 
 
+WORDS: dict[str, Any] = {
+    name: words.replace("\n", "") if isinstance(words, str) and "|" in words else words
+    for name, words in table("words").items()
+}
+
+
 def by_word(rows: Mapping[str, str]) -> dict[str, str]:
     """Each word of a table's values, with its name there."""
     return {word: name for name, words in rows.items() for word in words.split()}

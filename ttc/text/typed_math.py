@@ -18,10 +18,7 @@ def _letter(sign: str) -> str:
 GREEK = {sign: _letter(sign) for sign in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΣΥΦΨΩ"}
 _COMMANDS = GREEK | by_word(table("formulas")["signs"])
 _SIGNS = str.maketrans({sign: f"{name} " for sign, name in _COMMANDS.items()})
-_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ"
-_LOWERED = "₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ"
-_POWER = re.compile(f"[{_RAISED}]+")
-_INDEX = re.compile(f"[{_LOWERED}]+")
+_INDEX = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ]+")
 _ROOT = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt) ?(?:(\d+|[A-Za-z](?![A-Za-z]))|\(([^()]{1,100})\))")
 
 
@@ -29,8 +26,7 @@ def with_commands(formula: str) -> str:
     """A formula with LaTeX's commands in the place of Unicode's signs."""
     if formula.isascii():
         return formula
-    powers = _POWER.sub(lambda power: "^{" + _plain(power[0]) + "}", plain_numbers(formula))
-    indexed = _INDEX.sub(lambda index: "_{" + _plain(index[0]) + "}", powers)
+    indexed = _INDEX.sub(lambda index: "_{" + _plain(index[0]) + "}", plain_numbers(formula))
     signed = hyphened(indexed).translate(_SIGNS)
     return signed if signed.isascii() else unicodedata.normalize("NFKC", signed)
 

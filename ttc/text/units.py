@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from ttc.text.numbers import CURRENCIES, MAGNITUDES, MAX_CHARS
+from ttc.text.numbers import CURRENCIES, MAGNITUDES, MAX_CHARS, plain_numbers
 from ttc.text.tables import table
 
 _TABLE = table("units")
@@ -27,7 +27,7 @@ _AT_END = re.compile(
     rf"(?:\s|\\[,;:! ]|~){{0,20}}(?:{_TEXT}"
     r"|(?<=[\d.)}\s])(?<!_)(?<!\\)\b([A-Za-z][A-Za-z./ -]{0,80})"
     r"|(?:(?<=\d)|(?<=[}\d]\s))([a-z]{2,12}(?:/[a-z]{1,6})?))"
-    r"(?:\s{0,3}\^\s{0,3}\{?\s{0,3}(\d|-1)\s{0,3}\}?|([²³]))?\s{0,3}\.?$"
+    r"(?:\s{0,3}\^\s{0,3}\{?\s{0,3}(\d|-1)\s{0,3}\}?)?\s{0,3}\.?$"
 )
 _DEGREE = re.compile(
     r"\s{0,3}(?:°|º|\^\s{0,3}\{?\s{0,3}\\circ\s{0,3}\}?|\\degree(?![A-Za-z]))\s{0,3}"
@@ -67,14 +67,30 @@ PERCENT = MeasureUnit(frozenset({"percent"}))
 @lru_cache(maxsize=2**14)
 def split_unit(answer: str) -> tuple[str, MeasureUnit | None]:
     """An answer without its unit, and the unit. An answer without a number has none."""
-    plain = answer.strip().rstrip(".")
+    plain = added_up(plain_numbers(answer.strip().rstrip(".")))
     if len(plain) > MAX_CHARS or not _NUMERIC.search(plain):
         return answer, None
     if ordinal := _ORDINAL.search(plain):
         return plain[: ordinal.start()].strip(), MeasureUnit(frozenset({"th"}))
-    return (
-        _without_money(plain) or _without_degrees(plain) or _without_words(plain) or (answer, None)
-    )
+    parted = _without_money(plain) or _without_degrees(plain) or _without_words(plain)
+    return parted or (answer, None)
+
+
+def added_up(text: str) -> str:
+    """A text with one quantity for two of a kind: 2.5 hours for 2 hours 30 minutes."""
+    return _TWO.sub(_sum, text)
+
+
+_IN_TEX = r"(?:\\[,;: ]|[ ~-]|\\(?:text|mathrm) ?\{){0,3}+"
+_TWO = re.compile(
+    rf"(\d(?<![\d.,:/^]\d)\d{{0,8}}+){_IN_TEX}([a-z]{{1,12}}+) ?\}}?,?{_IN_TEX}(?:and ?\}}? ?)?"
+    rf"(\d{{1,9}}){_IN_TEX}([a-z]{{1,12}})(?![\w^²³/])(?: ?\}})?"
+)
+
+
+def _sum(both: re.Match[str]) -> str:
+    part = Fraction(both[3]) * (conversion(unit_of(both[4]), unit_of(both[2])) or 0)
+    return rf"{int(both[1]) + part} \text{{{both[2]}}}" if 0 < part < 1 else both[0]
 
 
 def _without_money(plain: str) -> tuple[str, MeasureUnit | None] | None:
@@ -108,8 +124,7 @@ def _without_words(plain: str) -> tuple[str, MeasureUnit | None] | None:
         return None
     before = re.sub(r"(?:\\[,;:! ]|~|\s){1,20}$", "", plain[: match.start()])
     written = match[1] if match[1] is not None else match[2] or match[3]
-    power = match[4] or {"²": "2", "³": "3", None: ""}[match[5]]
-    unit = unit_of(f"{written.strip()}^{power}" if power else written.strip())
+    unit = unit_of(f"{written.strip()}^{match[4]}" if match[4] else written.strip())
     if not _NUMERIC.search(before) or unit is None or before[-1] in "=+-*/^_({,<>&|":
         return None
     if match[1] is not None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 
-from ttc.text.numbers import MAX_CHARS, WORDS, hyphened, in_digits
+from ttc.text.numbers import MAX_CHARS, hyphened, in_digits
+from ttc.text.tables import WORDS
 
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname|emph)\*?"
     r"\s*\{([^{}]*)\}"
 )
 _BLANKS = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+")
-_MEANINGS: dict[str, str] = WORDS["meanings"] | {
-    words.replace(" ", "-"): value for words, value in WORDS["meanings"].items() if "/" in value
-}
+_MEANINGS: dict[str, str] = WORDS["meanings"]
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 _ORDINALS = {
     word: f"{number}{_ENDINGS.get(number, 'th')}"
@@ -58,7 +57,7 @@ def in_signs(answer: str) -> str:
     other one as it is."""
     if answer.strip(" $") in ("{}", r"\{\}"):
         return r"\emptyset"
-    if len(answer) > MAX_CHARS or not re.search("[A-Za-z]{3}", answer):
+    if len(answer) > MAX_CHARS or not re.search("[A-Za-z]{3}|[一-鿿]", answer):
         return answer
     words = unwrapped(answer).lower()
     words = re.sub("^(?:the|there (?:is|are)) ", "", words)

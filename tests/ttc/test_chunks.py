@@ -15,7 +15,6 @@ import ttc.attention.kernels
 import ttc.model.extra_arguments
 from experiments.standins import small_models
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
 from ttc.attention.fused import SWITCH
@@ -30,9 +29,7 @@ CHUNKS = [CHUNK, CHUNK, CHUNK, None]
 temperature)."""
 POLICIES = {
     "layerwise": lambda gib: Layerwise(0.75 * gib),
-    "layerwise, private": lambda gib: Layerwise(1.2 * gib, shared=False),
     "beam_groups": lambda gib: BeamGroups(0.5 * gib, block_tokens=8),
-    "beam_groups, private": lambda gib: BeamGroups(0.8 * gib, block_tokens=8, shared=False),
     "paged": lambda gib: Paged(0.4 * gib, block_tokens=8),
     "headwise": lambda gib: Headwise(0.5 * gib, block_tokens=8),
     "capture": lambda gib: Capture(act_share=0.5),
@@ -81,7 +78,7 @@ def test_tree_equals_plain_transformers(
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("policy", some_quick(POLICIES, [p for p in POLICIES if "," not in p]))
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_equals_plain_transformers(policy: str) -> None:
     whole = Engine(copy.deepcopy(plain()), Letters(), prefill_tokens=5)
     grow(whole)

@@ -29,7 +29,6 @@ from ttc import (
     BlockCache,
     Engine,
     OutOfMemory,
-    Paged,
     Resident,
     Sharing,
     UnsupportedModel,
@@ -85,22 +84,6 @@ def test_scores_are_those_of_plain_transformers(case: str) -> None:
     assert_whole(engine, [root, *branches])
 
 
-def test_branches_that_join_and_leave_a_running_batch_keep_their_own_states() -> None:
-    engine = engine_of("qwen3_5_text")
-    branches = engine.fork(engine.root(prompt(1, 14)), 4)
-    batch = engine.running_batch(max_rows=3)
-    batch.add(branches[:2], Step(7), GREEDY, limits=[2, 7])
-    batch.add(branches[2:3], Step(4), GREEDY)
-    while len(batch):
-        if batch.step() and not branches[3].generated:
-            engine.extend(
-                branches[3:], [prompt(2, 3)]
-            ).result()  # a pass between two tokens of the others
-            batch.add(branches[3:], Step(5), GREEDY)
-    for branch in branches:
-        assert_like_plain(plain("qwen3_5_text"), branch)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_branch_that_is_told_something_comes_back_with_the_state_after_it(case: str) -> None:
@@ -148,27 +131,6 @@ def test_a_budget_without_room_for_one_state_more_is_refused_before_any_work() -
     with pytest.raises(OutOfMemory, match=f"a budget of {3 * state_bytes:,} bytes"):
         engine.generate(branches, 2)
     assert [len(branch.generated) for branch in branches] == [0, 0, 0]
-
-
-def test_branches_that_a_budget_has_no_states_for_decode_in_turn() -> None:
-    state_bytes = engine_of("mamba2").memory.states.nbytes
-    engine = engine_of("mamba2", memory=Resident(budget_gib=4.5 * state_bytes / 2**30))
-    branches = engine.fork(engine.root(prompt(1, 21)), 3)
-    engine.generate(branches, 2, sampling=GREEDY)
-    for branch in branches:
-        assert_like_plain(plain("mamba2"), branch)
-
-
-def test_what_shares_nothing_is_computed_again_from_a_state_too() -> None:
-    cache, memory = BlockCache(capacity_blocks=1, block_tokens=4), Paged(block_tokens=4)
-    engine = engine_of("mamba2", cache=cache, memory=memory, sharing=Sharing("none"))
-    (branch,) = engine.fork(engine.root(prompt(1, 14)), 1)
-    # blocks of four tokens, and a state after the last one alone
-    engine.generate([branch], 3, sampling=GREEDY)
-    assert branch.leaf.end < len(branch.tokens) - 1 and branch.leaf.state is None
-    engine.extend([branch], [prompt(2, 5)]).result()
-    engine.generate([branch], 4, sampling=GREEDY)
-    assert_like_plain(plain("mamba2"), branch)
 
 
 @pytest.mark.parametrize("call", [1, 3])

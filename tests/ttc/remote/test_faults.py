@@ -417,20 +417,6 @@ def test_half_of_a_pair_in_an_answer_is_a_character_that_is_not_known() -> None:
         backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
 
 
-def test_after_an_error_branches_keep_what_they_have() -> None:
-    served = ServedModel()
-    with connected(served, retries=0) as backend:
-        branch = backend.root([65, 66])
-        backend.generate([branch], 3, sampling=GREEDY)
-        before = list(branch.tokens)
-        served.faults = [status(500)]
-        with pytest.raises(RemoteError):
-            backend.generate([branch], 3, sampling=GREEDY)
-        assert branch.tokens == before and branch.step_reasons == ["length"]
-        backend.generate([branch], 3, sampling=GREEDY)
-        assert len(branch.tokens) == 8
-
-
 @pytest.mark.slow
 def test_no_more_requests_are_under_way_than_the_setting_says() -> None:
     served = ServedModel(pause_s=0.02)

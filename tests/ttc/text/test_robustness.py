@@ -66,16 +66,6 @@ def test_every_reader_takes_time_linear_in_the_text(reader: str) -> None:
 
 
 @pytest.mark.slow
-def test_rating_arithmetic_takes_time_linear_in_the_text() -> None:
-    for piece in [*PIECES[::5], "=", "1=", "1+1=2 ", "1=1+1="]:
-
-        def rate(chars: int, piece: str = piece) -> None:
-            ArithmeticVerifier().rate_text([piece * (chars // len(piece))], "1 and 2", True)
-
-        assert_linear(rate, CHARS)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["1 + 1 = 2. Then ", "12 + 3 = 15 apples and then "])
 def test_rating_arithmetic_takes_time_linear_in_the_steps(piece: str) -> None:
     """Of 40,000 characters in 1,000 steps it read the whole text again at each step, for

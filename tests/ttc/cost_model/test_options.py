@@ -7,9 +7,10 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tiers import examples
 from ttc.cost_model.device_profile import RUN, DeviceProfile, LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, pipelined
 from ttc.cost_model.policies import (
@@ -366,7 +367,7 @@ def test_recurrent_states_leave_for_the_host_where_they_do_not_fit() -> None:
     assert found(5 * 28 - 1)["resident"].device_bytes == WEIGHTS + 5 * 28
 
 
-@pytest.mark.slow
+@settings(max_examples=examples(30))
 @given(budget=st.integers(0, WEIGHTS + KV))
 def test_what_does_not_fit_names_the_bytes_with_which_it_would(budget: int) -> None:
     for key, option in plan(budget).items():

@@ -68,7 +68,16 @@ def test_tokens_are_counted_one_by_one(work: Pass, window: int | None) -> None:
     assert work.rows == work.branches * work.new_tokens
 
 
+def test_a_window_between_what_the_first_and_the_last_row_see_bounds_the_last_rows() -> None:
+    work = Pass(2, new_tokens=4, own_tokens=2)
+    assert work.attended() == work.attended(6) == 2 * (3 + 4 + 5 + 6)
+    assert work.attended(5) == 2 * (3 + 4 + 5 + 5)
+    assert work.attended(4) == 2 * (3 + 4 + 4 + 4)
+    assert work.attended(2) == 2 * 4 * 2
+
+
 def test_rows_attend_a_prefix_together_by_as_many_as_stand_on_it() -> None:
+    assert Pass(8, own_tokens=4, shared_tokens=15, prefixes=2).read() == 2 * 15 + 8 * 5
     assert Pass(8, prefixes=2).rows_together == 4
     assert Pass(3, new_tokens=2, prefixes=2).rows_together == 3
     assert Pass(3, prefixes=5).rows_together == 1

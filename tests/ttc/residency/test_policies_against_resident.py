@@ -212,6 +212,6 @@ RATED_IN_PARTS = Case(
 @pytest.mark.parametrize("kind", some_quick(KINDS, ["beam_groups"]))
 @given(case=cases)
 @example(case=RATED_IN_PARTS)
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(16))
 def test_every_policy_gives_what_resident_gives(kind: str, case: Case) -> None:
     check(kind, case)

@@ -31,7 +31,7 @@ def test_a_full_device_is_enough(kind: Any, room: int) -> None:
     """A step writes 4 tokens, and nothing is copied when it is over."""
 
     def run(memory: Residency) -> tuple[Engine, Branch]:
-        engine = Engine(deep(layers=16, heads=1, context=256), Letters(), memory=memory)
+        engine = Engine(deep(layers=4, heads=1, context=256), Letters(), memory=memory)
         branch = engine.root(prompt(1, 33))
         for _ in range(10):
             engine.generate([branch], 4, sampling=GREEDY)

@@ -86,9 +86,8 @@ def chances(own: Engine, prompt: list[int], pattern: str, sampling: Sampling) ->
     return found
 
 
-@pytest.mark.parametrize("temperature", some_quick([0.7, 1.0, 1.6], [1.0]))
-def test_texts_come_as_often_as_the_masked_distribution_has_them(temperature: float) -> None:
-    own, pattern, count = engine(), "[ab]{1,2}c?|ca", 2500
+def test_texts_come_as_often_as_the_masked_distribution_has_them() -> None:
+    own, pattern, count, temperature = engine(), "[ab]{1,2}c?|ca", 2500, 0.7
     search = SelfConsistency(n=count, max_tokens=8, temperature=temperature)
     result = solve(search, problem="?", engine=own, grammar=f"start: /{pattern}/", seed=3)
     prompt = own.encode(str(result.prompt))

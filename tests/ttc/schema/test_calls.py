@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -124,7 +123,7 @@ def test_a_call_that_must_be_made_is_made_by_a_random_model(
 ) -> None:
     """Also behind a thought that the prompt opens, and where one call alone may be made."""
     template, strict = (OPENING if opens else TURNS), (schema("add", ADD), schema("now"))
-    for choice, parallel in product(("required", "add", "now"), (True, False)):
+    for choice, parallel in (("required", True), ("add", False), ("now", True)):
         own = bytes_engine(thinker(template, special=special), context=3000)
         given = handler("group", "tools")(strict, choice=choice, parallel=parallel)
         search = SelfConsistency(n=3, max_tokens=900, temperature=1.2)

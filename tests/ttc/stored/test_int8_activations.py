@@ -64,9 +64,13 @@ def test_rows_become_the_nearest_integers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)], ids=str)
 def test_products_are_those_of_rounded_rows(kind: Kind, dtype: torch.dtype) -> None:
+    products_are_those_of_rounded_rows(kind, dtype, 150)
+
+
+def products_are_those_of_rounded_rows(kind: Kind, dtype: torch.dtype, rows: int) -> None:
     packed = random_weight(kind, 21, WIDTH, 0.02)
     weight = torch.from_numpy(gguf.dequantize(packed, kind)).double()
-    together = rows_of(150).to(dtype)
+    together = rows_of(rows).to(dtype)
     found = Int8Rows().linear(together, torch.from_numpy(packed), int(kind))
     assert_products(found, together, weight)
     for count in (1, 2, 7):
@@ -77,7 +81,7 @@ def test_products_are_those_of_rounded_rows(kind: Kind, dtype: torch.dtype) -> N
 def sweep() -> None:
     """All kinds, for a process with other settings."""
     for kind in KINDS:
-        test_products_are_those_of_rounded_rows(kind, torch.float32)
+        products_are_those_of_rounded_rows(kind, torch.float32, 40)
 
 
 @pytest.mark.slow

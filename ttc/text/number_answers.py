@@ -138,11 +138,12 @@ def _counted(text: str, comma: bool) -> re.Match[str] | None:
 
 
 _VALUE = rf"(?P<number>(?:{_CURRENCY}|\\?[{CURRENCIES}])?[\d.,]*\d)"
-_LINK = r"(?:[=≈:]|\b(?:is|are|was|were|be|equals|costs?|totals?|has|have|makes?|earns?)\s)"
+_LINK = r"(?:[=≈:]|\b(?:is|are|was|were|be|equals|costs?|totals|has|have|makes?|earns?)\s)"
 _BOLD = re.compile(
-    rf"{_LINK}\s?\*\*(?:\\?\$)?{_VALUE}(?:\s[A-Za-z]{{1,20}}){{0,3}}\*\*(?:(?!{_LINK})[^*,;]){{1,80}}$"
+    r"(?i:(?<!\bfor )(?<!\bof )(?<!\bin )(?<!\bat )(?<!\bwith )(?<!\bthe )(?<!\bfrom ))"
+    rf"\*\*{_VALUE}(?:\s[A-Za-z]{{1,20}}){{0,3}}\*\*(?:(?!{_LINK})[^*,;]){{1,80}}$"
 )
-"""She has **42** apples in 6 bags."""
+"""She picks **42** apples in 6 bags; not: from **3 days** of work she has 12."""
 _EXPLAINED = re.compile(
     rf"{_LINK}[\s*$]{{0,3}}"
     rf"{_VALUE}[*$]{{0,2}}(?:\s[A-Za-z]{{1,20}}){{0,3}}[*$]{{0,2}}(?:\s|(?=\([^()]*[{CLOSED_SCRIPTS}]))"

@@ -54,6 +54,7 @@ _MINUS_SIGNS = [
     [word[len(word) > 3 :] for word in f"{WORDS['minus']}|NEGATIVE|MINUS".split("|") if fits(word)]
     for fits in (str, str.isascii)
 ]
+_MAGNITUDE_IN_TEX = re.compile(rf"\\text ?\{{ ?({'|'.join(MAGNITUDES)}) ?\}}")
 _HALF = re.compile(r"(?<=\d) and a half\b")
 _POWER = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ]+")
 BREAKS_OFF = r"(?![\w$]|\s?(?:[-+/^=_\\]|\*(?!\*))"
@@ -111,6 +112,7 @@ def plain_numbers(text: str) -> str:
         text = _POWER.sub(_typed_power, text.translate(_VULGAR))
         text = _EASTERN_DIGITS.sub(lambda number: _value(number[0]) or number[0], text)
     text = _AMOUNT.sub(lambda amount: f"{amount[1]} {_SCALES[amount[2].lower()]}", text)
+    text = _MAGNITUDE_IN_TEX.sub(r" \1", text)
     text = _HALF.sub(".5", text) if " half" in text else text
     if any(map(text.__contains__, _MINUS_SIGNS[text.isascii()])):  # which passes most fast
         text = _MINUS.sub("- ", _NEGATIVE.sub("-", text))
@@ -159,7 +161,7 @@ _SHARE = re.compile(
 _SPELT = re.compile(rf"{_SIGNED}(?i:(?:{NUMBER_WORD})\b(?:{_MORE})*+))(?!-){_PART_OF_A_PHRASE}")
 _EASTERN_HERE = re.compile(
     rf"{_SIGNED}{_SIGN}++分之{_SIGN}++|{_SIGN}{{2,20}}+|(?!一[个個人]){_SIGN}"
-    r"(?=\s*+(?:[^\w\s]|$)|です|[元円个個人岁]))"
+    r"(?=\s*+(?:[^\w\s]|$)|です|입니다|[元円个個人岁]))"
 )
 """One sign alone is a number before a few words only: 一样 is "the same"."""
 _UNIT = r"(?:千(?![克米瓦卡])|百(?!分)|[백천万萬만亿億억])"

@@ -24,6 +24,8 @@ MAX_LINE_CHARS = 2000
 """A line that no sentence ends before is cut at the last blank."""
 
 _PLAIN = (
+    (re.compile(r"(?m)^[ \t]*(?:[-*•]|\w{1,2}\))[ \t]+(?=\S)"), ""),  # of a list
+    (re.compile(r"(\d)(?<![\d.,]\d)(\d*),(\d\d?)(?![\d.,]*\d)"), r"\1\2.\3"),  # 2,5
     (re.compile(r"(?<=\d)(?:\{,\}|,?\\[!,;: ])(?=\d{3}(?!\d))"), ","),  # 3{,}000
     (re.compile(r"\*\*(?!(?<=[\d)]\*\*)[\d(]|(?<=[\d)]\s\*\*)\s[\d(])"), ""),  # **5**, not 2**5
     (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"((\1)/(\2))"),
@@ -47,7 +49,7 @@ _TOKEN = re.compile(
     r"|(?P<open>\()|(?P<close>\))"
     r"|(?P<equals>=|\bis equal to\b|\bequals\b)|(?P<of>\bof\b)"
     rf"|(?P<money>[{CURRENCIES}])"
-    r"|(?P<word>-?[A-Za-z_'’]+\.?)|(?P<end>[\n;?!,:]|\.(?!\d))"
+    r"|(?P<word>-?[A-Za-zÀ-ÖØ-öø-ӿ_'’]+\.?)|(?P<end>[\n;?!,:]|\.(?!\d))"
 )
 _SPELLINGS = {
     **dict.fromkeys((*"×·⋅∙∗x", "of"), "*"),
@@ -186,7 +188,7 @@ def _equations_in(text: str) -> list[Equation]:
                 continue  # a conversion: 12 nickels = 12 * 5
             last = right.tokens[-1]
             is_open = last.end >= length and last.kind == "number"
-            holds = _agree(left, right)
+            holds = _agree(left, right) or _agree(*map(_in_thousands, (left, right)))
             equations.append(Equation(left.value, right.value, left.numbers, holds, is_open))
     return equations
 
@@ -368,6 +370,18 @@ def _agree(left: Expression, right: Expression) -> bool:
     if left.is_percentage and left.tokens[-2].text == "100" and left.computes:
         return not right.computes and any(_is_rounded(z, right) for z in (x, x * 100))
     return not right.computes and _is_rounded(x, right)
+
+
+def _in_thousands(side: Expression) -> Expression:
+    """With 1.200 as a thousand and more, as most of Europe writes it."""
+    tokens = [
+        token._replace(text=token.text.replace(".", "")) if _THOUSANDS.match(token.text) else token
+        for token in side.tokens
+    ]
+    return Expression(tokens, _evaluated(tokens) or side.value)
+
+
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}$")
 
 
 def _is_rounded(x: Fraction, right: Expression) -> bool:

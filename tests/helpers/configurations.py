@@ -1,24 +1,29 @@
-"""Hydra configurations of the jobs."""
+"""Hydra configurations of the jobs. Known settings are registered once in a process and not copied
+for each configuration, which would take most of the time of composing one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 
 from experiments.fit.calibrate import calibration
-from experiments.runs import problem_loop
-from experiments.runs.schema import register
+from experiments.runs import hydra_command, problem_loop, schema
 from ttc import TTCError
+
+schema.register = hydra_command.register = cache(schema.register)
+ConfigStore.__deepcopy__ = lambda store, _: store
 
 
 def configuration(job: str, *overrides: str) -> Any:
     """The settings of `python -m experiments.JOB` with these words typed after it."""
-    register()
+    schema.register()
     with initialize_config_module("conf", version_base="1.3"):
         return compose("config" if job == "run" else job, overrides=list(overrides))
 

@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 
 import ttc.attention.pieces
 import ttc.attention.plan
 import ttc.model.check.model_check
 import ttc.residency.base
-from experiments.standins import small_models
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.helpers.models import FAMILIES, VOCAB, build
+from tests.helpers.models import FAMILIES, build
 from tests.helpers.tokenizers import Letters
-from ttc import Engine, UnsupportedModel
+from ttc import Engine
 from ttc.attention.fused import SWITCH
 
 
@@ -41,16 +39,6 @@ def test_double_precision(family: str) -> None:
     plain = build(family, torch.float64)
     for branch in grow(Engine(copy.deepcopy(plain), Letters())):
         assert_like_plain(plain, branch, bound=1e-9)
-
-
-@pytest.mark.parametrize("case", ["nemotron", "stablelm"])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, None), (torch.float64, 1e-9)])
-def test_models_that_pass_no_keyword_arguments_on_to_attention(
-    case: str, dtype: torch.dtype, bound: Any
-) -> None:
-    plain = small_models.build(case).to(dtype)
-    for branch in grow(Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)):
-        assert_like_plain(plain, branch, bound)
 
 
 def wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,18 +72,3 @@ def test_a_planted_mistake_is_noticed(mistake: Any, monkeypatch: pytest.MonkeyPa
     with pytest.raises(AssertionError):
         for branch in grow(engine):
             assert_like_plain(plain, branch)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        hf.XLMConfig(vocab_size=VOCAB, emb_dim=32, n_layers=2, n_heads=4),
-        hf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2),
-    ],
-)
-def test_other_models_are_refused(config: Any) -> None:
-    model = hf.AutoModelForCausalLM.from_config(config)
-    before = model.config._attn_implementation
-    with pytest.raises(UnsupportedModel, match=type(model).__name__):
-        Engine(model, Letters())
-    assert model.config._attn_implementation == before

@@ -16,7 +16,7 @@ from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
-from ttc import BeamGroups, Capture, ContextExceeded, Engine, Layerwise, Paged, UnsupportedModel
+from ttc import ContextExceeded, Engine, UnsupportedModel
 from ttc.model.extra_arguments import ExtraArguments, all_chosen
 
 CHOICES: dict[str, tuple[dict[str, int], int]] = {
@@ -48,16 +48,6 @@ def test_tree_equals_plain_transformers(case: str, dtype: torch.dtype, bound: fl
     model.set_experts_implementation("eager")  # the grouped products have no float64
     for branch in grow(Engine(copy.deepcopy(model), Letters(), prefill_tokens=5)):
         assert_like_plain(model, branch, bound)
-
-
-@pytest.mark.parametrize(
-    "memory", [Layerwise, *map(slow, (Paged, BeamGroups, lambda: Capture(act_share=0.5)))]
-)
-def test_every_kind_of_policy_equals_plain_transformers(memory: Any) -> None:
-    for branch in grow(
-        Engine(copy.deepcopy(plain("glm_moe_dsa")), Letters(), prefill_tokens=5, memory=memory())
-    ):
-        assert_like_plain(plain("glm_moe_dsa"), branch)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.standins import small_models
 from tests.helpers.exactness import assert_like_plain, grow
@@ -52,9 +51,3 @@ def test_a_tree_over_any_policy_equals_plain_transformers(policy: Any, tokens: i
         assert_like_plain(plain(), branch)
     assert_whole(engine, branches)
     assert_nothing_left(engine, branches)
-
-
-def test_double_precision() -> None:
-    model = copy.deepcopy(plain()).to(torch.float64)
-    for branch in grow(Engine(copy.deepcopy(model), Letters())):
-        assert_like_plain(model, branch, bound=1e-9)

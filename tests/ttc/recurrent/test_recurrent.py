@@ -3,7 +3,6 @@ states in the tree."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -50,21 +49,6 @@ def test_tree_equals_plain_transformers(case: str) -> None:
     for branch in branches:
         assert_like_plain(plain(case), branch)
     assert_nothing_left(engine, branches)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "bound"),
-    [("lfm2: convolutions", 1e-9), ("granitemoehybrid", None), ("falcon_h1", None)],
-)
-def test_double_precision(case: str, bound: float | None) -> None:
-    """Mamba 2 computes in float32 within, so the bound of float32 holds for what uses it."""
-    model = copy.deepcopy(plain(case)).to(torch.float64)
-    if case == "granitemoehybrid":
-        # PyTorch multiplies experts in groups in float32 at most
-        model.set_experts_implementation("eager")
-    for branch in grow(Engine(copy.deepcopy(model), Letters())):
-        assert_like_plain(model, branch, bound)
 
 
 @pytest.mark.slow

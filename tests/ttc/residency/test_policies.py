@@ -4,6 +4,7 @@ behind."""
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -46,8 +47,9 @@ POLICIES: dict[str, tuple[type[Offloading], dict[str, Any], float]] = {
 }
 
 
-def peak_gib(plain: Any) -> float:
-    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)
+@cache
+def peak_gib(family: str) -> float:
+    engine = Engine(build(family), Letters(), prefill_tokens=5)
     grow(engine)
     return engine.memory.device.peak_bytes / 2**30
 
@@ -68,7 +70,7 @@ QUICK = [(family, policy) for family, policy in CASES if family in FEW]
 def test_offloaded_equals_plain_transformers(family: str, policy: str) -> None:
     plain = build(family)
     kind, options, share = POLICIES[policy]
-    memory = kind(budget_gib=share * peak_gib(plain), **options)
+    memory = kind(budget_gib=share * peak_gib(family), **options)
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=memory)
     branches = grow(engine)
     for branch in branches:
@@ -98,7 +100,7 @@ def asleep_first(copy_all: Any) -> Any:
 def test_a_gpu_reads_nothing_before_it_arrives(policy: str) -> None:
     plain = build("llama")
     kind, options, share = POLICIES[policy]
-    memory = kind(budget_gib=share * peak_gib(plain), **options)
+    memory = kind(budget_gib=share * peak_gib("llama"), **options)
     engine = Engine(copy.deepcopy(plain).cuda(), Letters(), prefill_tokens=5, memory=memory)
     for queue in (engine.memory.link.to_device, engine.memory.link.to_host):
         queue.copy = asleep_first(queue.copy)  # type: ignore[method-assign]

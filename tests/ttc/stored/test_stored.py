@@ -197,7 +197,7 @@ def check_products() -> None:
     for kind in SCALED:
         test_unpacked_numbers_are_the_bits_of_ggufs_own(kind)
         test_numbers_at_the_edges_are_the_bits_of_ggufs_own(kind)
-        for rows in (1, 7, 150):
+        for rows in (1, 40):
             test_products_are_those_of_the_stored_numbers(kind, rows)
 
 

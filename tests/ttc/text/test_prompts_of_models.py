@@ -174,6 +174,8 @@ def test_a_first_token_that_transformers_leaves_out_is_put_on_request_alone() ->
     ]
     llama = CHATS["llama_2"]
     assert asked(llama, add_bos=True).tokens(QUESTION, llama.tokenizer) == llama.ids(llama.prompt)
+    for chat, begins in ((zephyr, "<s>"), (llama, "")):
+        assert asked(chat, add_bos=True).text(QUESTION, chat.tokenizer) == begins + chat.prompt
 
 
 class Calls:

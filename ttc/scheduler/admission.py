@@ -27,8 +27,8 @@ class Admission:
     again. Rows that a gate compares are never parted.
 
     make_way: has other batches give up their room, and says whether any did. wake: has the KV of
-        branches there that was let go of. let_go: frees the KV of a branch that is not one of
-        these, and says whether there was any.
+        branches there that was let go of. let_go: makes room for these branches, whatever others
+        do, and says whether there may be more now.
     waiting: the rows of each request, in the order in which they came. crowded: those who wait
         found no room, and nothing has changed since.
     groups: rows that decode their step when those at work have. Those of the first have their
@@ -147,8 +147,8 @@ class Admission:
             self.wake([row.branch for row in lost])
 
     def _let_go(self, rows: Sequence[Row]) -> bool:
-        """Free the KV of the youngest row that waits, not one of `rows`, else of another branch;
-        says whether there was any."""
+        """Free the KV of the youngest row that waits, not one of `rows`, else of another branch,
+        else finish calls that have begun; says whether there was any."""
         youngest = [row.branch for row in reversed(list(chain(*self.waiting))) if row not in rows]
         return any(map(self.runtime.tree.let_go, youngest)) or self.let_go(
             [row.branch for row in rows]

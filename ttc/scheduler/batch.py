@@ -66,7 +66,13 @@ class RunningBatch(Batch):
         self.calls = calls
         self.writing = Writing(runtime)
         self.admission = Admission(
-            runtime, self.writing, gate, max_rows, self._preempt_others, calls.wake, calls.let_go
+            runtime,
+            self.writing,
+            gate,
+            max_rows,
+            self._preempt_others,
+            calls.wake,
+            calls.let_go_of_others,
         )
         self.ahead: PassAhead | None = None
         if runtime.run_ahead and (pass_ahead := find("ahead", "cuda")) is not None:

@@ -158,7 +158,7 @@ class Calls:
                         return result
                     except OutOfMemory:
                         forget()
-                        if not self._let_go_of_others(branches):
+                        if not self.let_go_of_others(branches):
                             raise
                         starts = RESTARTS
         finally:
@@ -232,7 +232,7 @@ class Calls:
         if missing:
             yield
 
-    def _let_go_of_others(self, branches: Sequence[Branch]) -> bool:
+    def let_go_of_others(self, branches: Sequence[Branch]) -> bool:
         """Have all that decode wait; where nobody did, `let_go` of a branch that is not one of
         these; where there is none, finish the calls that others have begun, in the room of these.
         Says whether there may be more room now."""

@@ -67,6 +67,9 @@ FOUND: list[dict[str, Any]] = [
         | {"prompt_tokens": 3, "changed": 2}
         for verifier in ("fails", "pass_by_pass")
     ),
+    {"seed": 250932, "model": "mistral", "search": "deep_conf", "verifier": "fails", "problems": 2}
+    | {"prompt_tokens": 3, "context": 8, "beside": "rebase", "thinking": 5, "budget": 1.3}
+    | {"callers": 2},
 ]
 """What draws have found wrong, with siblings."""
 

@@ -416,3 +416,21 @@ def test_those_that_are_preempted_wait_in_the_order_in_which_they_came() -> None
     batch.step()
     batch.preempt()
     assert [row.branch for row in batch.admission] == came
+
+
+def test_a_batch_has_a_call_finished_where_nothing_else_makes_room() -> None:
+    def outcome(tokens: int | None) -> tuple[list[int], list[float]]:
+        size = make_engine(context=128).memory.bytes_per_token
+        memory = Resident(None if tokens is None else tokens * size / 2**30)
+        engine = make_engine(context=128, memory=memory, prefill_tokens=4)
+        rated, written = engine.roots([prompt(1, 12), prompt(2, 12)]).result()
+        call = engine.score([rated], [[prompt(3, 8)]])
+        call.step()
+        batch = engine.running_batch()
+        batch.add([written], Step(12), GREEDY)
+        while len(batch):
+            batch.step()
+        ((scores,),) = call.result()
+        return written.generated, [round(score, 4) for score in scores]
+
+    assert outcome(30) == outcome(None)

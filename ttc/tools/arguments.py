@@ -20,6 +20,8 @@ NAME = re.compile(r"[\w./-]+")
 HEADER_CHARS = 200
 """The most characters between a name and its arguments: a number of the call, a mark."""
 
+_FENCE = re.compile(r"```[a-z]{0,9}\s*+")
+
 
 class Reading(NamedTuple):
     """A call that was read, and where what follows it begins."""
@@ -53,6 +55,8 @@ class WholeJson:
     def read(self, text: str, place: int) -> list[Reading]:
         readings = list[Reading]()
         start = _skip(text, place, ",;")
+        if fence := _FENCE.match(text, start):
+            start = fence.end()
         while text.startswith(("{", "["), start):
             try:
                 value, end = json.JSONDecoder(strict=False).raw_decode(text, start)
@@ -65,6 +69,8 @@ class WholeJson:
         return readings
 
     def _call(self, call: Any, end: int) -> Reading:
+        if self.name and isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+            call = call["function"]
         if not isinstance(call, Mapping) or not call:
             fault = f"the call {json.dumps(call):.80} must be a JSON object with name and arguments"
             return Reading("", {}, end, fault)
@@ -300,12 +306,17 @@ class Pairs:
         return min((at for at in places if at >= 0), default=place)
 
     def _pair(self, text: str, start: int) -> tuple[str, Any, int] | None:
-        after = self.after.strip() or self.after[:1] or "\n"
+        after, *others = self.after.split() or [self.after[:1] or "\n"]
         place = text.find(after, start, start + HEADER_CHARS)
         if place < 0:
             return None
         key = text[start:place].strip()
         place += len(after)
+        for mark in others:  # with blanks between or without
+            place = _skip(text, place)
+            if not text.startswith(mark, place):
+                return None
+            place += len(mark)
         if self.value.strip():
             place = text.find(self.value.strip(), place, place + HEADER_CHARS)
             if place < 0:

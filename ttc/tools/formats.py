@@ -108,7 +108,8 @@ class Marked(ToolFormat):
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile(spaced(self.mark))
+        alone = "(?<!`)" * self.mark.lstrip().startswith("<")  # `<tool_call>` is prose
+        return re.compile(alone + spaced(self.mark))
 
     @cached_property
     def _before(self) -> re.Pattern[str]:

@@ -180,6 +180,35 @@ def test_answers_are_told_back_as_the_template_tells_them(name: str) -> None:
     assert branch.tool_calls[0].arguments == call[1] and result.answer == "Dry."
 
 
+CALL = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+PAIR = "<arg_key>city</arg_key><arg_value>Rome</arg_value>"
+ELEMENT = "<function=get_weather><parameter=city>Rome</parameter></function>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("keys and values", f"<tool_call>get_weather{PAIR}</tool_call>"),
+        ("json", f"<tool_call>\n```json\n{CALL}\n```\n</tool_call>"),
+        ("json", f'<tool_call>{{"type": "function", "function": {CALL}}}</tool_call>'),
+        ("json", f"With `<tool_call>`: <tool_call>{CALL}"),
+        ("json", "<tool_call>" + CALL.replace('{"city": "Rome"}', r'"{\"city\": \"Rome\"}"')),
+        ("elements", f"<tool_call>{ELEMENT}</tool_call>"),
+    ],
+)
+def test_a_call_is_read_also_where_its_model_writes_it_a_little_otherwise(
+    name: str, text: str
+) -> None:
+    """Without the template's blanks, in a fence, or wrapped as OpenAI's API has it."""
+    chat, _ = chat_of(name)
+    assert read(chat, text) == [("get_weather", {"city": "Rome"})]
+
+
+def test_a_mark_in_backticks_is_no_call() -> None:
+    chat, _ = chat_of("json")
+    assert chat.calls("The tag `<tool_call>` begins a call, and `</tool_call>` ends it.") == []
+
+
 def test_a_call_that_cannot_be_read_is_told_to_the_model() -> None:
     for name, text in [
         ("json", '<tool_call>\n{"name": </tool_call>'),

@@ -121,6 +121,17 @@ def test_equals_algorithm_1_written_down_again(
     assert plan.total_s == pytest.approx(fastest)
 
 
+@given(st.lists(sizes, min_size=2, max_size=6))
+def test_of_splits_that_take_equally_long_the_one_with_most_on_the_device_is_chosen(
+    blocks: list[int],
+) -> None:
+    """Their sums are added up in other orders, and so rounded otherwise."""
+    units = [replace(BLOCK, param_bytes=b, multiplied=b // 2 + 1) for b in blocks]
+    device = replace(GPU, bandwidth=7)
+    free = LinkProfile(to_device_bandwidth=1e30, to_host_bandwidth=1e30)
+    assert strategy_selector(units, device, device, free, 10**6, CHAT).k == 0
+
+
 def test_a_host_that_is_too_small_is_refused_with_the_bytes_it_needs() -> None:
     kv = 3 * 22 * 10
     assert strategy_selector(UNITS, CPU, GPU, LINK, 1400, CHAT, host_bytes=2300 + kv).k == 3

@@ -71,8 +71,10 @@ class ToolAnswers:
     def forget(self, branches: Sequence[Branch]) -> None:
         for branch in branches:
             if (batch := self.calling.pop(branch, None)) is not None:
-                for run in batch.runs:
-                    run.end("Error: it was not waited for", failed=True)
+                for call, run in zip(batch.calls, batch.runs, strict=True):
+                    if not run.done:
+                        run.end("Error: it was not waited for", failed=True)
+                        batch.made.pop(call.key, None)  # asked again, it is made again
 
     def _start(self, tools: Tools, call: Written) -> ToolRun:
         """Have a call answered; at once what cannot be called."""

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
-from search import BeamSearch, BestOfN, Greedy, Search, SelfConsistency, solve, solve_each
+from search import (
+    BeamSearch,
+    BestOfN,
+    Case,
+    Expand,
+    Greedy,
+    Search,
+    SearchSteps,
+    SelfConsistency,
+    solve,
+    solve_each,
+)
 from search.selection import by_path
 from tests.helpers.engines import make_engine
 from tests.helpers.models import small
@@ -265,6 +278,36 @@ def test_a_call_that_the_template_refuses_fails_its_problem_alone(
     called, other = solve(search, problem=["x", "y"], engine=backend, tools=counting())
     assert "the template takes no such call" in str(called.error) and not backend.live
     assert other.error is None and other.branches[0].text == "b0"
+
+
+class Again(Greedy):
+    """Asks again where its branches are refused."""
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        with suppress(InvalidInput):
+            yield Expand([root], 2, case.step(20))
+        return (yield Expand([root], 1, case.step(20)))
+
+
+def test_a_call_that_was_not_waited_for_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    after, held, asked = ToolChat.after, threading.Event(), list[str]()
+
+    def refuse(self: ToolChat, calls: Sequence[Written], *more: Any) -> str:
+        if calls[0].arguments["text"] == "a":
+            raise InvalidInput("the template takes no such call")
+        return after(self, calls, *more)
+
+    def slow_at_first(text: str) -> int:
+        asked.append(text)
+        if asked.count(text) == 1 and text == "b":
+            held.wait(WAIT_S)
+        return 5
+
+    monkeypatch.setattr(ToolChat, "after", refuse)
+    result = run(says("a70", "b70", "b70"), counting(slow_at_first), Again())
+    held.set()
+    assert sorted(asked) == ["a", "b", "b"]
+    assert [branch.text for branch in result.branches] == ["b7[5]0"]
 
 
 def broken(text: str) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from ttc.text.thinking_marks import overlap
@@ -94,9 +95,9 @@ class Marked(ToolFormat):
 
     def __post_init__(self) -> None:
         marks = (self.section, self.mark)
-        words = (mark.partition(KEY)[0].split() for mark in marks)
-        begins = tuple(dict.fromkeys(first for first, *_ in filter(None, words)))
-        object.__setattr__(self, "begins", begins)
+        words = (mark.partition(KEY)[0].split()[:1] for mark in marks)
+        begins = dict.fromkeys((*chain(*words), *filter(None, [self._inner])))
+        object.__setattr__(self, "begins", tuple(begins))
         object.__setattr__(self, "ends", (self.close,) if self.close else ())
 
     @property
@@ -106,10 +107,19 @@ class Marked(ToolFormat):
         keys = self.arguments
         return JsonCall(self.mark.strip(), self.close.strip(), keys.name, keys.arguments)
 
+    @property
+    def _inner(self) -> str:
+        """The last tag of a mark with several, before which models leave out the others: Qwen's
+        `<function=` without `<tool_call>`."""
+        *before, last = self.mark.split() or [""]
+        return last if before and re.fullmatch("<[a-z_]+=", last) else ""
+
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         alone = "(?<!`)" * self.mark.lstrip().startswith("<")  # `<tool_call>` is prose
-        return re.compile(alone + spaced(self.mark))
+        outer = self.mark.strip().removesuffix(self._inner)
+        some = rf"(?:{spaced(outer)}\s*)?" if self._inner else spaced(outer)
+        return re.compile(alone + some + re.escape(self._inner))
 
     @cached_property
     def _before(self) -> re.Pattern[str]:

@@ -194,12 +194,15 @@ ELEMENT = "<function=get_weather><parameter=city>Rome</parameter></function>"
         ("json", f"With `<tool_call>`: <tool_call>{CALL}"),
         ("json", "<tool_call>" + CALL.replace('{"city": "Rome"}', r'"{\"city\": \"Rome\"}"')),
         ("elements", f"<tool_call>{ELEMENT}</tool_call>"),
+        ("elements", f"I look it up.\n{ELEMENT}\n</tool_call>"),
+        ("elements", ELEMENT),
     ],
 )
 def test_a_call_is_read_also_where_its_model_writes_it_a_little_otherwise(
     name: str, text: str
 ) -> None:
-    """Without the template's blanks, in a fence, or wrapped as OpenAI's API has it."""
+    """Without the template's blanks or first mark, in a fence, or wrapped as OpenAI's API has
+    it."""
     chat, _ = chat_of(name)
     assert read(chat, text) == [("get_weather", {"city": "Rome"})]
 

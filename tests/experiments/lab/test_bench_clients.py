@@ -27,7 +27,7 @@ REFUSED = {"openai completions, echo": "echo="}
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with serving(Engine.from_pretrained(smollm2_folder()), longest=400) as client:
-        yield str(client.base_url)
+        yield str(client.base_url).rstrip("/")
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sharing, UnsupportedModel
+from ttc.approximate.decode_gate import DecodeGate
 from ttc.approximate.early_exit import EarlyExit
 from ttc.attention.plan import Plan, Run
 from ttc.decoder_layers import decoder_layers
@@ -185,6 +186,25 @@ def test_a_pass_that_breaks_off_leaves_nothing_behind(case: str) -> None:
     assert (engine.kv_bytes(), len(engine.tree.segments())) == before
     assert ask(engine, branches, given, EarlyExit(theta=3.0, eps=1.0))[0] == expected
     assert_nothing_left(engine, branches)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("case", CASES)
+def test_the_decode_gate_stops_who_trails_and_the_leader_goes_on_exactly(case: str) -> None:
+    engine = engine_of(case, gate=DecodeGate(theta=0.0, r_gap=0.0))
+    branches = engine.fork(engine.root(prompt(1, 14)), 3)
+    engine.extend(branches, [prompt(2 + i, 2 + i) for i in range(3)]).result()
+    sure = [float(by_hand(case, branch.tokens)[-1].max()) for branch in branches]
+    leader = sure.index(max(sure))
+    engine.generate(branches, 5, sampling=GREEDY)
+    assert [branch.finish_reason == "gate" for branch in branches] == [
+        i != leader for i in range(3)
+    ]
+    assert [len(branch.generated) for branch in branches] == [
+        5 if i == leader else 1 for i in range(3)
+    ]
+    for branch in branches:
+        assert_like_plain(plain(case), branch)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from tests.helpers.tiers import examples, slow, some_quick
 
 ROOT = Path(__file__).parents[1]
 SLOW_FILES = {
+    "tests/experiments/lab/test_bench_clients.py",
     "tests/experiments/lab/test_bench_gpu_resources.py",
     "tests/experiments/lab/test_bench_kv_storage.py",
     "tests/experiments/server/test_serve_soak.py",

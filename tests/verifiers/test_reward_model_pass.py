@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -204,6 +204,7 @@ TREES = st.lists(
 @pytest.mark.slow
 @given(TREES.filter(len))
 @settings(max_examples=examples(12))
+@example([(0, "ab", True), (0, "ab", True), (2, "ab", False), (0, "ab", False)])
 def test_whatever_is_forked_rated_and_released_scores_are_those_of_the_text_alone(
     tree: list[tuple[int, str, bool]],
 ) -> None:

@@ -108,7 +108,7 @@ class Tree:
                     for child in segment.children
                     if child.opens(opening) == child.opens(child.opening)
                 ),
-                key=lambda match: match[0],
+                key=lambda match: (match[0], match[0] == len(match[1].tokens)),
                 default=(0, segment),
             )
             if shared < len(child.tokens):

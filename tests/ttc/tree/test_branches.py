@@ -45,6 +45,14 @@ def test_prompts_share_their_longest_common_prefix() -> None:
     assert [b.usage.prompt_tokens for b in batch] == [29, 1, 0]
 
 
+def test_of_prompts_that_begin_alike_the_one_that_is_all_there_is_shared() -> None:
+    """A short beginning of another one is not worth a split."""
+    engine, start = make_engine(), list(range(1, 21))
+    texts = [[*start, 30], [*start, 50, 51, 52, 53, 30], [*start, 50, 51, 30], [*start, 50, 51, 40]]
+    found = [engine.root(text).usage.shared_tokens for text in texts]
+    assert found == [0, 20, 20, 22]
+
+
 def test_hints_that_branches_share_are_computed_once() -> None:
     engine = make_engine()
     children = engine.fork(engine.root([1, 2, 3]), 2)

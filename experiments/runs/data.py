@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.cli.settings import DatasetConfig
+from experiments.cli.settings import DatasetConfig, FieldNames
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import AnswerReading, IsCorrect
 from experiments.runs.orders import check_one_order, check_orders, in_orders
@@ -245,16 +245,24 @@ def _read(
             reason = str(error)
             missing = isinstance(error, KeyError)
             if missing:
-                fields = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""
+                only = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""
                 reason = (
-                    f"the row has no field {LEFT_OUT if config.private else error}{fields}; name "
-                    "the field as in dataset.fields.question=NAME"
+                    f"the row has no field {LEFT_OUT if config.private else error}{only}; name "
+                    f"the field as in dataset.fields.{_setting(error, config)}=NAME"
                 )
             reason = f"{type(error).__name__}: {reason}{at(origin(error))}"
             if config.private and not missing:
                 reason = without_quotes(reason, row.values() if isinstance(row, dict) else (row,))
             failures.append((name, reason))
     return list(problems.values()), [(_unused(name, problems), why) for name, why in failures]
+
+
+def _setting(error: BaseException, config: DatasetConfig) -> str:
+    """Which of `FieldNames` names the field that a row lacks."""
+    missing = str(*error.args[:1])
+    names = {name: name for name in vars(FieldNames())}
+    given = {getattr(config.fields, name): name for name in names}
+    return given.get(missing) or names.get(missing.lower(), "question")
 
 
 def _unused(name: str, problems: Collection[str]) -> str:

@@ -50,10 +50,12 @@ _NEGATIVE = re.compile(
     rf"(?:\b(?i:negative)\s++|(?<![正\d])(?:负|負|マイナス|마이너스)\s?){_DIGITS_FOLLOW}"
 )
 _MINUS = re.compile(rf"\b(?i:{WORDS['minus']})\s++{_DIGITS_FOLLOW}")
-_MINUS_SIGNS = [
-    [word[len(word) > 3 :] for word in f"{WORDS['minus']}|NEGATIVE|MINUS".split("|") if fits(word)]
-    for fits in (str, str.isascii)
+_MINUS_WORDS = [
+    word if len(word) < 4 else word[1:]  # the first letter may be a capital
+    for word in (*WORDS["minus"].split("|"), "NEGATIVE", "MINUS")
 ]
+_ASCII_MINUS_WORDS = [word for word in _MINUS_WORDS if word.isascii()]
+"""A text that holds none of them is not searched for negative numbers, which takes longer."""
 _MAGNITUDE_IN_TEX = re.compile(rf"\\text ?\{{ ?({'|'.join(MAGNITUDES)}) ?\}}")
 _HALF = re.compile(r"(?<=\d) and a half\b")
 _POWER = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ]+")
@@ -114,7 +116,8 @@ def plain_numbers(text: str) -> str:
     text = _AMOUNT.sub(lambda amount: f"{amount[1]} {_SCALES[amount[2].lower()]}", text)
     text = _MAGNITUDE_IN_TEX.sub(r" \1", text)
     text = _HALF.sub(".5", text) if " half" in text else text
-    if any(map(text.__contains__, _MINUS_SIGNS[text.isascii()])):  # which passes most fast
+    words = _ASCII_MINUS_WORDS if text.isascii() else _MINUS_WORDS
+    if any(word in text for word in words):
         text = _MINUS.sub("- ", _NEGATIVE.sub("-", text))
     return text
 
@@ -217,6 +220,8 @@ def _value(words: str) -> str | None:
 
 
 def _counted(parts: Sequence[str]) -> Fraction | None:
+    """The number of words or signs: what stands before the largest size times that, and what stands
+    behind it. None where they count nothing."""
     sizes = [_SIZES_OF.get(part, 0) for part in parts]
     if size := max(sizes, default=0):
         place = sizes.index(size)

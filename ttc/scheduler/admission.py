@@ -27,8 +27,8 @@ class Admission:
     again. Rows that a gate compares are never parted.
 
     make_way: has other batches give up their room, and says whether any did. wake: has the KV of
-        branches there that was let go of. let_go: makes room for these branches, whatever others
-        do, and says whether there may be more now.
+        branches there that was let go of. let_go: makes room for these branches at the cost of all
+        others, and says whether there may be more now.
     waiting: the rows of each request, in the order in which they came. crowded: those who wait
         found no room, and nothing has changed since.
     groups: rows that decode their step when those at work have. Those of the first have their

@@ -202,6 +202,7 @@ def overlap(text: Sequence[Any], mark: Sequence[Any]) -> int:
 
 
 def settled(text: str, ends: Sequence[str]) -> str:
-    """A text that goes on, without half a character and what may begin one of these."""
+    """The part of an unfinished text that stays: without half a character at its end, or what may
+    begin one of `ends`."""
     text = text.rstrip("\ufffd")
     return text[: len(text) - max((overlap(text, end) for end in ends), default=0)]

@@ -113,6 +113,7 @@ def assert_equal(own: dict[str, Any], theirs: dict[str, Any]) -> None:
                     assert a == pytest.approx(b, abs=2e-4, rel=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("bos", "penalty"), [(False, None), (True, None), (False, 1.5)])
 def test_greedy_search_answers_and_scores_as_the_harness_s_own_model(
     bos: bool, penalty: float | None
@@ -197,6 +198,7 @@ def test_a_context_is_computed_once_for_its_choices() -> None:
     assert lm.usage.prompt_tokens + lm.usage.verifier_tokens - before <= len(context) + 2 * 2 + 3
 
 
+@pytest.mark.slow
 def test_repetitions_are_different_samples_and_the_same_in_every_run() -> None:
     kwargs = {"until": ["\n\n"], "do_sample": True, "temperature": 1.0, "max_gen_toks": 12}
     sampled = task("sums_generate", repeats=4, generation_kwargs=kwargs)
@@ -235,6 +237,7 @@ def test_what_the_search_sets_itself_goes_before_the_task() -> None:
         assert (search.max_tokens, search.temperature, search.n) == (*expected, 2)
 
 
+@pytest.mark.slow
 def test_kept_answers_are_found_again_by_the_same_configuration_alone(tmp_path: Path) -> None:
     file = str(tmp_path / "answers" / "kept.db")
     tasks = [task(name) for name in NAMES]

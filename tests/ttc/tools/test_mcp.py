@@ -91,6 +91,7 @@ def test_without_the_package_it_is_named() -> None:
 
 
 @needs_mcp
+@pytest.mark.slow
 def test_a_server_that_says_nothing_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,12 +44,12 @@ class Checkpoint:
                 raise InvalidInput(f"there is no folder {file.parent} for the checkpoint; make it")
             return cls(file, made_by)
         with (
+            refusing(OSError, f"cannot read the checkpoint {file}: {{error}}"),
             refusing(
                 (AttributeError, KeyError, TypeError, ValueError),
                 f"{file} is no checkpoint of ask_tell ({{kind}}: {{error}}); give "
                 "another path, or delete it",
             ),
-            refusing(OSError, f"cannot read the checkpoint {file}: {{error}}"),
         ):
             values = json.loads(file.read_text(encoding="utf-8"))
             before, stopped = dict(values["made_by"]), bool(values["stopped"])

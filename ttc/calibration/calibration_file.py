@@ -58,8 +58,12 @@ class CalibrationFile:
     def load(cls, path: str | os.PathLike[str], *, model: str, dataset: str) -> Self:
         """Read what `save` wrote. Raises InvalidInput for another model's or data set's file."""
         with (
+            refusing(
+                OSError,
+                f"cannot read the calibration {path} ({{error}}); make one with python -m "
+                "experiments.calibrate",
+            ),
             refusing(ValueError, f"{path} is no calibration, it is not JSON: {{error}}"),
-            refusing(OSError, f"cannot read the calibration {path}: {{error}}"),
         ):
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         names = {f.name for f in fields(cls)}

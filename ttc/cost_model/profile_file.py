@@ -78,14 +78,14 @@ def read(path: str | os.PathLike[str]) -> Profile:
     """
     with (
         refusing(
-            (AttributeError, KeyError, TypeError, ValueError),
-            f"{path} is no profile of this version ({{error}}); make one with python -m "
-            "experiments.profile",
-        ),
-        refusing(
             OSError,
             f"{path} cannot be read ({{error}}); make a profile with python -m "
             f"experiments.profile --out {path}",
+        ),
+        refusing(
+            (AttributeError, KeyError, TypeError, ValueError),
+            f"{path} is no profile of this version ({{error}}); make one with python -m "
+            "experiments.profile",
         ),
     ):
         record = json.loads(Path(path).read_text(encoding="utf-8"))

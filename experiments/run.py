@@ -58,6 +58,7 @@ def launch() -> int:
     from experiments.runs.sweep import (
         JobOutcome,
         Outcomes,
+        each_run,
         for_each_job,
         job_title,
         note_job,
@@ -107,9 +108,11 @@ def launch() -> int:
             if stop.args or not (done := outcomes.recorded()):
                 raise
             raise KeyboardInterrupt(stopped(done)) from None
-        jobs = outcomes.all()
+        jobs, again = each_run(outcomes.all())
     if len(jobs) > 1:
         show(sweep_table([(job.overrides, job.result) for job in jobs]))
+    if again:
+        show(again)
     whole = [job for job in jobs if job.folder is not None]
     if len(whole) > 1:
         names = row_labels([job.overrides for job in whole])

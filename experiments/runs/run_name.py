@@ -28,6 +28,8 @@ IN_NAME = (
 )
 """Overrides that the default name of a run shows by itself."""
 
+SPLIT = re.compile(r"(test|train|val|valid|validation|dev|data)(-\d+-of-\d+)?")
+
 
 def is_own(path: str | None) -> bool:
     """Whether a search's or verifier's `_target_` is the user's own."""
@@ -37,8 +39,11 @@ def is_own(path: str | None) -> bool:
 
 def data_label(name: str, path: str | None) -> str:
     """The data set as a part of a run's name, with its file's name, so that each has its own
-    runs."""
-    stem = "" if path is None else Path(path).stem
+    runs; and with its folder's, where the file is called after a split."""
+    file = Path(path or "")
+    stem = file.stem
+    if SPLIT.fullmatch(stem) and file.parent.name not in ("", "..", name):
+        stem = f"{file.parent.name}-{stem}"
     parts = []
     if name != "file" or not stem:
         parts.append(name)

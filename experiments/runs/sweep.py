@@ -121,8 +121,10 @@ def _own_log() -> str | None:
 
 
 def note_job(folder: Path, sweep: str, number: int, overrides: Sequence[str]) -> None:
-    """Keep in a run's folder which job of which sweep it was."""
+    """Keep in a run's folder which job of which sweep it was, the first of several."""
     note = {"sweep": sweep, "number": number, "overrides": list(overrides)}
+    if any(before["sweep"] == sweep for before in _notes([folder])):
+        return
     (folder / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
 
 
@@ -172,6 +174,19 @@ class JobOutcome:
     @property
     def failed(self) -> bool:
         return isinstance(self.result, str) or self.result["failures"] == self.result["problems"]
+
+
+def each_run(jobs: Sequence[JobOutcome]) -> tuple[list[JobOutcome], str]:
+    """The jobs whose run no earlier job had, and what to say of the others."""
+    first: dict[object, JobOutcome] = {}
+    for job in jobs:
+        first.setdefault(job.folder or id(job), job)
+    again = len(jobs) - len(first)
+    said = (
+        f"{again} of {number_of(len(jobs), 'job')} had the run of an earlier job and are left out: "
+        "what is set for them changes no record, as the verifier of a search that rates nothing"
+    )
+    return list(first.values()), said if again else ""
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,24 @@ def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path
 
 
 @pytest.mark.slow
+def test_a_run_that_several_jobs_of_a_sweep_have_is_told_and_compared_once(tmp_path: Path) -> None:
+    sweep = ["search=self_consistency,best_of_n", "verifier=arithmetic,confidence"]
+    few = ["search.n=1", "search.max_tokens=8", "dataset.size=1", "run.batch=1,2"]
+    done = finished(job(tmp_path, "-m", *sweep, *few))
+    assert done.stderr.count("1 of 1 were done already") == 5
+    ended = done.stdout[done.stdout.index("3 jobs") :]
+    assert [" ".join(line.split()[:2]) for line in ended.splitlines()[2:5]] == [
+        "self_consistency arithmetic",
+        "best_of_n arithmetic",
+        "best_of_n confidence",
+    ]
+    assert "\n5 of 8 jobs had the run of an earlier job" in ended
+    assert "not compared" not in ended and "Differences" in ended
+    notes = [json.loads(file.read_text()) for file in tmp_path.glob("*/job.json")]
+    assert sorted(note["number"] for note in notes) == [0, 4, 6]
+
+
+@pytest.mark.slow
 def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,11 @@ def test_settings_of_a_sweep_have_folders_of_their_own() -> None:
         ("file", None, "file"),
         ("gsm8k", "../y/hard test.jsonl", "gsm8k-hard_test"),
         ("gsm8k", "gsm8k.jsonl", "gsm8k"),
+        ("gsm8k", "/x/gsm8k/test.jsonl", "gsm8k-test"),
+        ("file", "x/shop/test.jsonl", "shop-test"),
+        ("file", "toys/test-00000-of-00001.parquet", "toys-test-00000-of-00001"),
+        ("file", "test.jsonl", "test"),
+        ("file", "../test.jsonl", "test"),
         ("../a/b", None, ".._a_b"),
     ],
 )

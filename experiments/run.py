@@ -110,9 +110,7 @@ def launch() -> int:
             raise KeyboardInterrupt(stopped(done)) from None
         jobs, again = each_run(outcomes.all())
     if len(jobs) > 1:
-        show(sweep_table([(job.overrides, job.result) for job in jobs]))
-    if again:
-        show(again)
+        show("\n\n".join([sweep_table([(j.overrides, j.result) for j in jobs]), *again]))
     whole = [job for job in jobs if job.folder is not None]
     if len(whole) > 1:
         names = row_labels([job.overrides for job in whole])

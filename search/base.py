@@ -93,7 +93,7 @@ class Case:
         return 0 if self.thinking is None else self.thinking.tokens or 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Search(Options, ABC):
     """An algorithm. Its fields are its whole configuration; it owns no model and no batching.
 
@@ -232,7 +232,7 @@ PAUSES: Mapping[str, tuple[str, ...]] = {
 sentence is over belongs to it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepwiseSearch(Search):
     """A search that rates unfinished branches.
 

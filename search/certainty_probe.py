@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from search.base import Case, Search, SearchSteps
 from search.selection import C, Winner
@@ -44,12 +44,13 @@ class CertaintyProbe(Search):
     Use it where: chains think on after they have found the answer.
     """
 
-    thinking_tokens: int | None = None
     max_tokens: int = 1024
     every: PositiveInt = 64
     agree: PositiveInt = 3
     probe_tokens: PositiveInt = 20
     suffix: NonEmptyText = PROBE
+    _: KW_ONLY
+    thinking_tokens: int | None = None
 
     needs_verifier = False
     puts_words = True

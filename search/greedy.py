@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from search.base import Case, Search, SearchSteps
 from ttc.branch import Branch
@@ -18,8 +18,9 @@ class Greedy(Search):
     Use it where: a baseline is needed.
     """
 
-    temperature: float = 0.0
     max_tokens: int = 256
+    _: KW_ONLY
+    temperature: float = 0.0
 
     needs_verifier = False
     draws = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from typing import Literal
 
@@ -33,7 +33,6 @@ class REBASE(StepwiseSearch):
     Use it where: ratings are fine-grained, and answers can be compared.
     """
 
-    temperature: float = 1.0
     n: int = 16
     step_tokens: int = 256
     max_steps: int = 25
@@ -41,6 +40,8 @@ class REBASE(StepwiseSearch):
     aggregation: Aggregation = "last"
     balance_temperature: PositiveFloat = 0.2
     answer: Literal["weighted_majority", "best"] = "weighted_majority"
+    _: KW_ONLY
+    temperature: float = 1.0
 
     compares_ratings = True
 

@@ -70,7 +70,8 @@ def check_kind(name: str, value: Any, fits: bool, right: str) -> None:
             f"{name}={value.__name__} is a class; give an object, as {value.__name__}()"
         )
     if not fits:
-        raise InvalidInput(f"{name}={value!r:.80} is of type {type(value).__name__}; give {right}")
+        shown = " ".join(repr(value).split())[:80]  # of a model it is many lines
+        raise InvalidInput(f"{name}={shown} is of type {type(value).__name__}; give {right}")
 
 
 def check_is(name: str, value: Any, kind: Any, right: str) -> None:

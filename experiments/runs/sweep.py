@@ -176,17 +176,13 @@ class JobOutcome:
         return isinstance(self.result, str) or self.result["failures"] == self.result["problems"]
 
 
-def each_run(jobs: Sequence[JobOutcome]) -> tuple[list[JobOutcome], str]:
-    """The jobs whose run no earlier job had, and what to say of the others."""
-    first: dict[object, JobOutcome] = {}
-    for job in jobs:
-        first.setdefault(job.folder or id(job), job)
-    again = len(jobs) - len(first)
-    said = (
-        f"{again} of {number_of(len(jobs), 'job')} had the run of an earlier job and are left out: "
-        "what is set for them changes no record, as the verifier of a search that rates nothing"
-    )
-    return list(first.values()), said if again else ""
+def each_run(jobs: Sequence[JobOutcome]) -> tuple[list[JobOutcome], list[str]]:
+    """The jobs whose run no earlier job had, and a line about the others where there are some."""
+    places = [job.folder or id(job) for job in jobs]
+    runs = [job for i, job in enumerate(jobs) if places.index(places[i]) == i]
+    left_out = f"{len(jobs) - len(runs)} of {len(jobs)} jobs have the run of an earlier one"
+    why = "as where only a verifier differs that the search does not use"
+    return runs, [f"left out: {left_out}, {why}"] * (len(runs) < len(jobs))
 
 
 @dataclass(frozen=True)

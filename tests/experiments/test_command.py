@@ -72,8 +72,8 @@ def test_the_first_output_comes_before_slow_imports(words: list[str]) -> None:
             "verifier/inner=x is unknown; use one of arithmetic, ",
         ),
         ("serch=greedy", "serch is no setting; is it search? use one of model, dataset, "),
-        ("search.nope=3", "search.nope is no setting of search.BeamSearch; use one of temperature"),
-        ("+search.nope=3", "nope is no option of BeamSearch; use one of temperature, top_k"),
+        ("search.nope=3", "search.nope is no setting of search.BeamSearch; use one of beam_size"),
+        ("+search.nope=3", "nope is no option of BeamSearch; use one of beam_size"),
         ("dataset.lim=3", "dataset.lim is no setting of dataset; is it limit? use one of name, "),
         (
             "verifier.neutral=0.3",

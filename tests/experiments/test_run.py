@@ -142,7 +142,7 @@ def test_a_run_that_several_jobs_of_a_sweep_have_is_told_and_compared_once(tmp_p
         "best_of_n arithmetic",
         "best_of_n confidence",
     ]
-    assert "\n5 of 8 jobs had the run of an earlier job" in ended
+    assert "\nleft out: 5 of 8 jobs have the run of an earlier one" in ended
     assert "not compared" not in ended and "Differences" in ended
     notes = [json.loads(file.read_text()) for file in tmp_path.glob("*/job.json")]
     assert sorted(note["number"] for note in notes) == [0, 4, 6]

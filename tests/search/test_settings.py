@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -22,7 +24,10 @@ from search import (
     Search,
     SelfRefine,
 )
+from search.base import StepwiseSearch
 from ttc import InvalidInput
+from ttc.lazy import public_classes
+from ttc.parts import load
 
 TWO, THREE = (BestOfN(),) * 2, (BestOfN(),) * 3
 WRONG: list[tuple[type[Search], dict[str, Any], str]] = [
@@ -70,3 +75,18 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         search(**settings)
+
+
+OF_ALL = {field.name for field in fields(StepwiseSearch)}
+
+
+@pytest.mark.parametrize("place", public_classes("search").values())
+def test_a_setting_without_its_name_is_none_that_all_searches_have(place: str) -> None:
+    kind = load(place)
+    parameters = inspect.signature(kind).parameters.values()
+    by_place = {p.name for p in parameters if p.kind is not p.KEYWORD_ONLY}
+    assert by_place and (OF_ALL.isdisjoint(by_place) or kind is BudgetForcing)
+
+
+def test_a_setting_without_its_name_is_the_searchs_first() -> None:
+    assert (BestOfN(4).n, BeamSearch(2, 3).beam_width, Greedy(8).max_tokens) == (4, 3, 8)

@@ -105,7 +105,7 @@ class Own(Search):
         ({"rule": "bst"}, "rule='bst' is unknown; is it best? use one of first, best"),
         ({"aggregation": "men"}, "is it mean? use one of min, product, last, mean"),
         ({"temperature": -1}, "temperature=-1 must be at least 0"),
-        ({"enugh": 1}, "enugh is no option of Own; is it enough? use one of temperature, top_k"),
+        ({"enugh": 1}, "enugh is no option of Own; is it enough? use one of n, enough, rule"),
     ],
 )
 def test_a_users_own_search_gets_the_same_checks(given: dict[str, Any], message: str) -> None:

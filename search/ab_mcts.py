@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from search.base import Case, Requests, Search, SearchSteps, until_spent
+from search.base import Case, Requests, Search, SearchSteps
 from search.turns import REVISE, ask
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
-from ttc.errors import ContextExceeded, VerifierError
+from ttc.errors import BudgetExceeded, ContextExceeded, VerifierError
 from ttc.protocols import Aggregation, Expand, Handoff, Rate, Release
 
 
@@ -114,7 +115,7 @@ class ABMCTS(Search):
         top.starts[root.model] = root
         written = dict[str, list[float]]()
         step = case.answer(self.max_tokens)
-        with until_spent(lambda: answers):
+        with suppress(BudgetExceeded):
             for _ in range(self.iterations):
                 node = self.descend(top, case.rng)
                 model = self.model(case, root, written)

@@ -53,9 +53,9 @@ class ActiveSearch:
     question: as verifiers are given it.
     live: the branches that hold keys and values. tree, chats: the record and the conversation of
         each branch that ever was.
-    candidates: what the search returned. unpaid: rated branches that were to be continued and for
-        which the budget paid no child; they stay candidates, though their search lets go of them.
-        With last words, all other candidates.
+    candidates: what the search returned; None where its budget was spent before it had anything.
+    unpaid: rated branches that were to be continued and for which the budget paid no child; they
+        stay candidates, though their search lets go of them. With last words, all other candidates.
 
     request: what the search has asked for last. answered: how many requests were answered.
     waiting: of an `Expand`, the parents whose children are still to be made. children, growing:
@@ -155,6 +155,8 @@ class ActiveSearch:
             with self._placed():
                 check_branches(stop.value, "what the search returned")
             self.candidates = list(stop.value)
+            if self.budget_raised:
+                self.candidates = [b for b in self.candidates if b.generated] or None
         except BudgetExceeded:  # raised in the search by `run_out`, and not caught there
             if not self.budget_raised:
                 raise

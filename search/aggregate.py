@@ -6,17 +6,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
 import numpy as np
 
-from search.base import Case, Requests, Search, SearchSteps, drop_gated, expand, until_spent
+from search.base import Case, Requests, Search, SearchSteps, drop_gated, expand
 from search.selection import Voting
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
-from ttc.errors import ContextExceeded, refuse
+from ttc.errors import BudgetExceeded, ContextExceeded, refuse
 from ttc.protocols import Aggregation, Expand, Extract, Rate, Release, Vary
 
 WRITE = (
@@ -103,7 +104,7 @@ class Aggregate(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         answers = list[Branch]()
-        with until_spent(lambda: answers):
+        with suppress(BudgetExceeded):
             step = case.answer(self.max_tokens)
             answers += yield from expand([root], self.n, step, self.sampling)
             yield from self._rated(answers)

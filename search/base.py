@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -26,7 +25,7 @@ from ttc.checks import (
     check_option,
     check_whole,
 )
-from ttc.errors import BudgetExceeded, InvalidInput
+from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Append, Expand, Extract, Handoff, Rate, Release, Vary
 from ttc.sampling import MinP, Penalty, Sampling
 from ttc.step import Step, Thinking
@@ -211,16 +210,6 @@ class Search(Options, ABC):
             return None, None
         best = best_first(candidates, extract)[0]
         return best, answer_of(best, extract)
-
-
-@contextmanager
-def until_spent(results: Callable[[], object]) -> Iterator[None]:
-    """Let a search end where its budget does, with the results so far; with none it fails."""
-    try:
-        yield
-    except BudgetExceeded:
-        if not results():
-            raise
 
 
 PAUSES: Mapping[str, tuple[str, ...]] = {

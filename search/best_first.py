@@ -4,12 +4,14 @@ arXiv 2407.01476)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from search.base import Case, SearchSteps, StepwiseSearch, expand, until_spent
+from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import C, Winner, complete, ranked
 from ttc.branch import Branch
 from ttc.checks import PositiveInt
+from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Extract, Rate, Release
 
 
@@ -42,7 +44,7 @@ class BestFirst(StepwiseSearch):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)
         opened, finished = [root], list[Branch]()
-        with until_spent(lambda: finished or opened not in ([], [root])):
+        with suppress(BudgetExceeded):
             for _ in range(self.max_steps):
                 best = opened[: self.beam_size]
                 if not best or len(finished) >= self.finish:

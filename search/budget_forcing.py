@@ -58,7 +58,7 @@ class BudgetForcing(Search):
             if reason in ("length", "looped", "delimiter"):
                 step = Step(self.answer_tokens, end=case.end)
                 chain += yield Expand(chain[-1:], 1, step, self.sampling)
-        return [branch for branch in chain[-1:] if branch is not root]
+        return chain[-1:]
 
     def mark(self, case: Case) -> str:
         """What ends the model's thinking, "" for unknown."""

@@ -79,7 +79,7 @@ class CertaintyProbe(Search):
                 if len(last) == self.agree and last[0] is not None and len(set(last)) == 1:
                     return [probe]
                 yield Release([probe])
-        return [] if chain is root else [chain]
+        return [chain]
 
     def certain_answer(self, probe: Branch, extract: Extract) -> str | None:
         """The answer of a probe; None if it gave none, or hedged."""

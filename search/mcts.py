@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from search.base import Case, Requests, SearchSteps, StepwiseSearch, expand, until_spent
+from search.base import Case, Requests, SearchSteps, StepwiseSearch, expand
 from search.growing import drop_repeated
 from search.selection import Voting, best_first, by_path, complete
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.backend import Need
 from ttc.branch import Branch
 from ttc.checks import NonNegativeFloat, PositiveInt
+from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Rate, Release
 from ttc.results import comparable
 
@@ -101,7 +103,7 @@ class MCTS(StepwiseSearch):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         top = StateNode(root)
         rollouts, states = list[tuple[Branch, StateNode]](), list[StateNode]()
-        with until_spent(lambda: states):
+        with suppress(BudgetExceeded):
             for _ in range(self.iterations):
                 node = top
                 while node.children:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from search.base import Case, Requests, Search, SearchSteps, expand, until_spent
+from search.base import Case, Requests, Search, SearchSteps, expand
 from search.selection import ranked, vote
 from search.turns import REVISE, ask
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
-from ttc.errors import ContextExceeded
+from ttc.errors import BudgetExceeded, ContextExceeded
 from ttc.protocols import Aggregation, Append, Extract, Rate, Release
 
 
@@ -42,7 +43,7 @@ class Revision(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chains: list[list[Branch]] = []
-        with until_spent(lambda: chains):
+        with suppress(BudgetExceeded):
             answers = yield from self._answers([root], self.n, case)
             going = chains = [[answer] for answer in answers]
             for _ in range(self.attempts - 1):

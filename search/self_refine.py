@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from search.base import Case, Search, SearchSteps, until_spent
+from search.base import Case, Search, SearchSteps
 from search.turns import ask
 from ttc.branch import Branch
 from ttc.checks import PositiveInt, Words
+from ttc.errors import BudgetExceeded
 from ttc.protocols import Expand, Release
 
 CRITICISE = (
@@ -49,7 +51,7 @@ class SelfRefine(Search):
         start = root
         step = case.answer(self.max_tokens)
         criticise = replace(case.answer(self.feedback_tokens), end=(), is_answer=False)
-        with until_spent(lambda: answers):
+        with suppress(BudgetExceeded):
             while True:
                 (answer,) = yield Expand([start], 1, step, self.sampling)
                 yield Release([start, *answers[-1:]])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
-from search.base import Case, SearchSteps, StepwiseSearch, expand, until_spent
+from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import complete, ranked
 from ttc.branch import Branch
 from ttc.checks import PositiveInt
+from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Rate, Release
 
 
@@ -47,7 +49,7 @@ class TreeOfThoughts(StepwiseSearch):
         finished, unrated = list[Branch](), list[Branch]()
         spare = list[Branch]()  # the best of what was pruned or too deep
         continued = 0
-        with until_spent(lambda: finished or spare or unrated or stack[1:]):
+        with suppress(BudgetExceeded):
             while stack and continued < self.max_states:
                 state = stack[-1]
                 pruned: list[Branch] = []

@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 
 from search import (
+    ABMCTS,
+    MCTS,
     BeamSearch,
     BestFirst,
     BestOfN,
+    BudgetForcing,
+    CertaintyProbe,
     Greedy,
     Search,
     SelfConsistency,
+    SelfRefine,
+    TreeOfThoughts,
     solve,
 )
 from search.budget import Spending
@@ -23,7 +29,8 @@ from tests.helpers.drivers import add, driver_of, run
 from tests.helpers.engines import at_pass, make_engine
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.scripted import Scores
-from tests.helpers.searches import seen
+from tests.helpers.searches import all_searches, seen
+from tests.helpers.tiers import some_quick
 from ttc import Branch
 from ttc.results import Result
 from ttc.text.prompt import PromptTemplate
@@ -99,6 +106,45 @@ def test_a_branch_that_was_being_written_keeps_what_it_has() -> None:
         assert cut.step_reasons == ["interrupted"]
     for node in result.tree[1:]:
         assert node.text and node.status == "kept" and node.tokens == len(node.token_ids)
+
+
+EVERY = all_searches()
+
+
+@pytest.mark.parametrize(
+    "search",
+    some_quick(EVERY, [s for s in EVERY if isinstance(s, BudgetForcing | MCTS | TreeOfThoughts)]),
+    ids=lambda search: type(search).__name__,
+)
+def test_the_first_words_of_a_search_are_its_answer_where_it_has_no_more(search: Search) -> None:
+    engine, cancel = make_engine(context=160), threading.Event()
+    verifier = {"verifier": Scores(length)} if search.needs_verifier else {}
+    with at_pass(engine, 2, cancel.set):
+        result = solve(
+            search, problem="1", engine=engine, cancel=cancel, template=PLAIN, **verifier
+        )
+    assert result.stopped == "cancelled" and result.error is None
+    assert result.branches and all(len(branch.generated) <= 2 for branch in result.branches)
+
+
+@pytest.mark.parametrize(
+    ("search", "answers"),
+    [
+        (SelfRefine(max_tokens=2, feedback_tokens=9), 1),
+        (CertaintyProbe(every=2, max_tokens=8), 1),
+        (ABMCTS(max_tokens=4), 2),
+    ],
+    ids=lambda search: type(search).__name__,
+)
+def test_what_a_search_writes_beside_its_answers_is_none(search: Search, answers: int) -> None:
+    """Cancelled while it writes a critique, a probe, an answer that was not rated."""
+    engine, cancel = make_engine(context=500), threading.Event()
+    verifier = {"verifier": Scores(lambda branch: 0.5)} if search.needs_verifier else {}
+    with at_pass(engine, 10, cancel.set):
+        result = solve(
+            search, problem="1", engine=engine, cancel=cancel, template=PLAIN, **verifier
+        )
+    assert [branch.path for branch in result.branches] == [(n,) for n in range(answers)]
 
 
 def test_time_that_is_up_ends_a_search_in_the_middle_of_a_step(

@@ -3,6 +3,7 @@ that are let go."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -108,15 +109,21 @@ def test_a_problem_has_the_same_result_whenever_it_joins_and_whoever_leaves(
     assert_nothing_left(engine, [])
 
 
+@pytest.mark.parametrize("by_event", [False, True])
 @pytest.mark.parametrize("backend", ["engine", "without a running batch"])
-def test_whoever_is_cancelled_at_any_step_is_freed_at_once(backend: str) -> None:
+def test_whoever_is_cancelled_at_any_step_is_freed_at_once(backend: str, by_event: bool) -> None:
+    search, options = KINDS[3]
     for steps in range(12):
         engine: Any = make_engine(context=160) if backend == "engine" else FakeBackend()
-        driver = driver_of(engine)
-        number = add_kind(driver, 3, "1")
+        driver, cancel = driver_of(engine), threading.Event()
+        number = add(driver, search, "1", cancel=cancel, **options)
         run(driver, steps)
-        driver.cancel(number)
-        assert not driver.busy and not driver.decoding
+        if by_event:
+            cancel.set()
+            run(driver, 1)
+        else:
+            driver.cancel(number)
+        assert not driver.busy and not driver.decoding and not driver.works
         assert list(driver.step()) == []
         if isinstance(engine, Engine):
             assert_nothing_left(engine, [])

@@ -64,7 +64,8 @@ def test_a_critique_that_is_cut_short_is_no_confirmation() -> None:
 def test_a_budget_ends_it_with_the_last_whole_answer() -> None:
     for most, answer in ((4, "10"), (8, "20"), (9, "20")):
         result = run(Talk("1", "bad", "2", "bad", "3"), max_tokens=most)
-        assert (result.answer, result.stopped) == (answer, "max_tokens")
+        assert [branch.text for branch in result.branches] == [answer]
+        assert result.answer == answer and result.stopped == "max_tokens"
 
 
 def test_it_ends_where_the_context_has_no_room() -> None:

@@ -33,9 +33,12 @@ def test_the_best_pruned_state_answers_where_nothing_else_is_left() -> None:
     assert [node.status for node in result.tree] == ["root", "pruned", "kept", "pruned"]
 
 
-def test_what_has_finished_answers_before_what_is_better_and_has_not() -> None:
-    search = TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=1, threshold=0.5)
-    result, _ = run(search, {(0,): 0.9, (1,): 0.7}, {(1,)})
+@pytest.mark.parametrize(("depth", "budget"), [(1, {}), (2, {"max_calls": 1})])
+def test_what_has_finished_answers_before_what_is_better_and_has_not(
+    depth: int, budget: dict[str, int]
+) -> None:
+    search = TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=depth, threshold=0.5)
+    result, _ = run(search, {(0,): 0.9, (1,): 0.7}, {(1,)}, **budget)
     assert [tuple(b.path) for b in result.branches] == [(1,)]
 
 

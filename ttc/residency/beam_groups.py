@@ -166,7 +166,7 @@ class BeamGroups(Offloading):
         )
 
     def next_use(self, block: Block, group: int) -> float:
-        uses = (n for n, read in enumerate(self.reading) if n >= group and block in read)
+        uses = (n for n, read in enumerate(self.reading[group:]) if block in read)
         return next(uses, inf)
 
     # ---------------------------------------------------------------- what a group reads

@@ -189,6 +189,15 @@ def test_a_prefetch_that_no_step_waited_for_arrives_before_it_is_read() -> None:
     assert engine.score([branch], [[[5, 6]]]).result()[0] == [pytest.approx(expected[0], abs=1e-4)]
 
 
+def test_layers_that_its_window_hides_leave_where_a_group_needs_the_room() -> None:
+    plain = build("gemma2")
+    engine = Engine(copy.deepcopy(plain), Letters(), memory=BeamGroups(10 * KIB, block_tokens=8))
+    branch = engine.root(prompt(1, 40))
+    for _ in range(3):
+        engine.generate([branch], 8, sampling=GREEDY)
+    assert_like_plain(plain, branch)
+
+
 def test_groups_fetch_no_layer_that_its_window_hides() -> None:
     """Once a branch is far longer than the window, only the other layers of its old blocks come to
     the device."""

@@ -87,6 +87,19 @@ def test_a_block_gives_up_no_copy_of_its_own_for_the_room_of_the_others() -> Non
     assert_nothing_left(engine, [branch])
 
 
+def test_what_the_next_pass_will_write_does_not_leave_before_it() -> None:
+    engine = make_engine(memory=Paged(block_tokens=32))
+    memory, policy = engine.memory, engine.residency
+    assert isinstance(policy, Paged)
+    storage = policy.begin(engine.tree.trunk, 32, one_each=False)
+    storage.filled = 8
+    policy.settled([storage])
+    storage.filled = 12  # four have places, and no KV yet
+    policy.evict(storage)
+    assert memory.link.to_host_bytes.total() == 8 * memory.bytes_per_token
+    assert (storage.on_host, storage.filled) == (8, 12)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Layerwise
+
+
+@pytest.mark.parametrize("kib", [3, 7])
+def test_prompts_in_parts_leave_room_for_what_comes_of_them_yet(kib: int) -> None:
+    memory = Layerwise(kib * KIB, block_tokens=32)
+    model = deep(layers=4, heads=1, context=256)
+    engine = Engine(model, Letters(), memory=memory, prefill_tokens=8)
+    engine.roots([prompt(1, 41), prompt(2, 41)]).result()
+    assert engine.memory.device.peak_bytes <= kib * 1024
 
 
 def test_layerwise_moves_what_the_paper_says() -> None:

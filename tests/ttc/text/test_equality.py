@@ -191,6 +191,7 @@ def test_a_number_of_any_length_is_read_without_an_error() -> None:
     for answer in (
         long,
         f"1 {long}/3",
+        f"{long} 1/3",
         f"0.{long}",
         f"1/{long}",
         rf"\frac{{{long}}}{{2}}",

@@ -51,7 +51,7 @@ class LayerShape:
     @property
     def as_inputs(self) -> LayerShape:
         """The shape of an ACT block: inputs lie as the keys of one head, with no values."""
-        return LayerShape(1, self.input_dim or 0, 0, self.window, chunk=self.chunk)
+        return LayerShape(1, self.input_dim or 0, 0)
 
     def packed(self, row_bytes: int) -> LayerShape:
         """The shape in bytes, a number taking one and a row so many besides."""

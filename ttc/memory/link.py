@@ -164,10 +164,10 @@ class Link:
             if self.trace is not None:
                 self.trace.add("waiting", "exposed", start, end)
 
-    def wait_before_drop(self, transfer: Transfer | None) -> None:
+    def wait_before_drop(self, transfer: Transfer) -> None:
         """Wait until the device copy that a transfer uses can be dropped: on CUDA not at all, as
         the allocator keeps its memory until then (`record_stream`)."""
-        if transfer is None or transfer.event is None:
+        if transfer.event is None:
             self.wait(transfer)
 
     def wait_and_ignore(self, transfer: Transfer | None) -> None:

@@ -127,7 +127,7 @@ class Memory(Tiers):
     def free(self, storage: Storage) -> None:
         self.fixed.give(self.fixed_bytes(storage))
         if storage.inputs is not None:
-            self.drop_inputs(storage)
+            self.give_back(storage.inputs)
         self.give_back(storage)
         storage.block = None
         del self.live[storage]
@@ -197,11 +197,6 @@ class Memory(Tiers):
             inputs.device[layer] = self.buffer(inputs, layer)
         self.device.take(nbytes)
         storage.inputs = inputs
-
-    def drop_inputs(self, storage: Storage) -> None:
-        assert storage.inputs is not None
-        self.give_back(storage.inputs)
-        storage.inputs = None
 
     def become_acts(self, storage: Storage) -> None:
         """Keep the inputs alone in the layers that have any."""

@@ -211,6 +211,17 @@ def test_a_step_whose_kv_finds_no_room_to_be_packed_is_computed_again() -> None:
     assert_nothing_left(engine, [root])
 
 
+def test_who_decodes_does_not_go_on_in_what_is_packed() -> None:
+    texts = []
+    for length in (21, 40):  # the longer prompt leaves room where the other one ends
+        engine = Engine(build("llama"), Letters(), memory=QuantizedKV())
+        other, branch = engine.roots([prompt(1, length), prompt(1, 21)]).result()
+        engine.release([other])
+        engine.generate([branch], 6, sampling=GREEDY)
+        texts.append(branch.generated)
+    assert texts[0] == texts[1]
+
+
 def test_branches_leave_room_to_be_packed() -> None:
     token = Engine(build("llama"), Letters(), memory=QuantizedKV()).memory.bytes_per_token
     engine = Engine(build("llama"), Letters(), memory=QuantizedKV(400 * token / 2**30))

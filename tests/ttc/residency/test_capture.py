@@ -25,6 +25,7 @@ from ttc.branch import Branch
 from ttc.cost_model.capture import CaptureTimes, Line
 from ttc.memory.link import DryLink
 from ttc.memory.storage import Storage
+from ttc.step import Step
 from ttc.tree.segment import Segment
 
 
@@ -103,6 +104,26 @@ def test_activations_alone_need_no_keys_and_values_anywhere() -> None:
     assert engine.memory.device.used_bytes == tokens * engine.memory.bytes_per_token // 2
     assert not engine.memory.host.used_bytes and not engine.memory.link.to_device_bytes
     assert_nothing_left(engine, branches)
+
+
+def test_inputs_beside_keys_and_values_count_in_the_budget() -> None:
+    engine = engine_of(multi_head("opt"), act_share=1)
+    memory = engine.memory
+    memory.device.budget_bytes = 8 * memory.bytes_per_token
+    with pytest.raises(OutOfMemory):
+        capture(engine).begin(engine.tree.trunk, 8, one_each=True)
+    assert not memory.device.used_bytes and not memory.live
+
+
+def test_a_step_that_has_written_nothing_leaves_no_room_for_inputs_behind() -> None:
+    engine = engine_of(multi_head("opt"), act_share=1)
+    branch = engine.root(prompt(1, 17))
+    batch = engine.running_batch()
+    batch.add([branch], Step(8))
+    batch.schedule()
+    assert any(storage.inputs for storage in engine.memory.live)
+    batch.close()
+    assert_nothing_left(engine, [branch])
 
 
 @pytest.mark.slow

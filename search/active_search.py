@@ -289,7 +289,6 @@ class ActiveSearch:
         retired = self.retire(bare)
         if self.closing is not None:
             self.candidates = [child for child in growing if child in self.live] or self.candidates
-            self.budget_raised = True
         if self.begun:
             self.run_out(why)
         self.stopped = why

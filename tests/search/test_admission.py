@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from search import BestOfN, Greedy, SelfConsistency, admission, solve
+from search.admission import Demand, ProblemAdmission
 from search.driver import Driver
 from tests.helpers.drivers import add, driver_of, run
 from tests.helpers.engines import make_engine
@@ -14,7 +15,9 @@ from tests.helpers.offloading import KIB
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tiers import some_quick
 from ttc import Engine, Resident
+from ttc.backend import TOGETHER_TOKENS
 from ttc.memory import storage
+from ttc.tree.tree import SNAPSHOT_TOKENS
 
 LIMIT = 32_000
 ENDS = ("a", "e", "i", "o", "u", "n", "s", "t", "r")
@@ -48,6 +51,22 @@ def test_a_limit_that_nobody_reaches_keeps_no_problem_waiting() -> None:
     assert most >= 8  # by their limits one alone would need 256,000 tokens
     assert len(results) == 12 and not any(result.error for result in results.values())
     assert_nothing_left(engine, [])
+
+
+def test_a_problem_needs_its_prompt_and_a_step_for_each_branch_that_it_keeps_or_makes() -> None:
+    engine = make_engine(context=256)
+    root = engine.root(list(range(1, 11)))
+    children = engine.fork(root, 2)
+    engine.generate(children, [3, 6])
+    problems = ProblemAdmission.of(engine)
+    problems.note_step(children, 10, kept=1)  # 4.5 tokens each
+    assert problems.demand == Demand(rows=2, tokens=10 + 3 * 5, states=1 + 2 * 3)
+    engine.generate([root], 4)
+    problems.note_step([root], 20)
+    assert problems.demand == Demand(rows=2, tokens=25, states=7)
+    problems.note_expansion(5, 2 * SNAPSHOT_TOKENS, 2 * TOGETHER_TOKENS, kept=1)
+    tokens = 2 * SNAPSHOT_TOKENS + 6 * TOGETHER_TOKENS
+    assert problems.demand == Demand(rows=5, tokens=tokens, states=3 + 2 * 6)
 
 
 def test_64_branches_with_a_limit_of_32_000_tokens_begin_together() -> None:

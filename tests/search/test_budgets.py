@@ -205,7 +205,8 @@ def test_what_a_budget_did_not_pay_to_continue_stays_a_candidate(
     backend = HandMadeTree({"": ["aa", "bb"], "aa": ["cc"]}, other="xxx")
     scores = {"aa": 0.8, "bb": 0.8, "aacc": 0.05}
     result = searched(search, backend, scores, max_tokens=6 + reserve, reserve=reserve)
-    assert {"aacc", "bb" + "xxx"[:reserve]} <= {branch.text for branch in result.branches}
+    texts = {branch.text for branch in result.branches}
+    assert {"aacc", "bb" + "xxx"[:reserve]} <= texts and "aa" not in texts
     assert result.best is not None and result.best.text == "bb" + "xxx"[:reserve]
     assert result.stopped == "max_tokens" and backend.written == 6 + reserve
 
@@ -352,6 +353,12 @@ def test_the_reserve_finishes_the_best_branch() -> None:
     assert text == short.best.text and len(last) == 11 and result.answer == result.best.text
     assert result.best is result.branches[0] and result.best.score == short.best.score
     assert result.usage.prompt_tokens == len(" so:")
+
+
+def test_last_words_are_drawn_as_the_search_draws() -> None:
+    backend = HandMadeTree({"": ["aa"], "aa": ["3."]}, likeliest={"aa": "7."})
+    search = BeamSearch(beam_size=1, beam_width=1, temperature=0.0, **STEPS)
+    assert searched(search, backend, {}, max_tokens=4, reserve=2).answer == "aa7."
 
 
 def test_a_finished_best_branch_needs_no_reserve() -> None:

@@ -87,6 +87,7 @@ def test_a_wrong_option_is_answered_with_the_list_of_the_right_ones(
         ({"seed": None}, "seed=None is of type NoneType; give a whole number"),
         ({"end": "abc"}, "end='abc' is one string; give a list of strings"),
         ({"end": 3}, "end=3 is of type int; give a list of strings"),
+        ({"end": [3]}, "end holds 3; give strings with at least one character"),
         ({"cancel": True}, "cancel=True is of type bool; give a threading.Event"),
         ({"cancel": "now"}, "cancel='now'"),
     ],

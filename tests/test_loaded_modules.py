@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.processes import finished
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,15 +51,23 @@ OPTIONAL = (
 )
 """Some of what a plain search has no use for."""
 
+SETTINGS = """
+from experiments.runs.hydra_command import composed
+from experiments.runs.problem_loop import run
+composed(["search=best_of_n"])
+"""
+
+MODELS = """
+import sys
+sys.exit("transformers.modeling_utils" in sys.modules)
+"""
+
 MOST = 111
 
 
 def loaded(program: str) -> set[str]:
     """The project's modules that a program has loaded."""
-    command = [sys.executable, "-c", program + LOADED]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
-    )
+    done = finished([sys.executable, "-c", program + LOADED], cwd=ROOT, check=True)
     return set(done.stdout.split())
 
 
@@ -74,3 +83,8 @@ def test_a_search_is_written_without_an_engine() -> None:
     rooms = ("engine", "scheduler", "passes", "model", "residency", "memory", "attention", "remote")
     needed = {name for name in modules if name.startswith(tuple(f"ttc.{room}" for room in rooms))}
     assert not needed
+
+
+def test_settings_are_read_without_what_defines_models() -> None:
+    """It takes seconds to import, for which a refused setting need not wait."""
+    assert finished([sys.executable, "-c", SETTINGS + MODELS], cwd=ROOT).returncode == 0

@@ -1,4 +1,5 @@
-"""The attention function that Hugging Face models call, registered as `IMPLEMENTATION`.
+"""The attention function that Hugging Face models call, registered as `IMPLEMENTATION`. What
+defines models in transformers takes seconds to import, so only what has a model does it.
 
 The plan of a pass is a context variable, for not every model passes keyword arguments on to its
 attention. No mask is registered under the name, so transformers builds none.
@@ -15,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
 
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import Plan
@@ -103,16 +103,18 @@ def tree_attention(  # noqa: PLR0913 - transformers calls it so
     return out.to(query.dtype).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
 
 
-AttentionInterface.register(IMPLEMENTATION, tree_attention)
-
-
 def can_set_attention(model: Any) -> bool:
+    from transformers import PreTrainedModel
+
     parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
     return any(part._can_set_attn_implementation() for part in parts)
 
 
 def install(model: Any) -> None:
     """Set the model's attention to the engine's, and remember what it was."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, tree_attention)
     if not is_installed(model) and can_set_attention(model):
         _BEFORE[model] = _choice(model)
         model.set_attn_implementation(IMPLEMENTATION)

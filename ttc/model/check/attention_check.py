@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ttc.attention.hf_hook import IMPLEMENTATION, attending, tree_attention
+from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.pieces import Piece
 from ttc.attention.plan import Plan, Run
 from ttc.errors import UnsupportedModel
@@ -96,9 +95,8 @@ def _tree_attention(
     tree: CheckTree, number: int, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     query, key, value = (tree.pack(x, 2) for x in (query, key, value))
-    function = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
     with attending(tree.plan(number, key, value)):
-        out: Tensor = function(call.module, query, key, value, None, **call.options)[0]
+        out: Tensor = tree_attention(call.module, query, key, value, None, **call.options)[0]
     return out
 
 

@@ -19,7 +19,6 @@ from ttc.attention.hf_hook import (
     PLACES,
     AttentionPlace,
     attending,
-    attention_set_to,
     install,
     uninstall,
 )
@@ -37,6 +36,7 @@ from ttc.model.check.recording import (
     PackedRows,
     Recorder,
     Replay,
+    answered_by,
     weights_on,
 )
 from ttc.model.extra_arguments import ExtraArguments, all_chosen
@@ -127,7 +127,7 @@ class ModelCheck:
         implementation = self.config._attn_implementation
         recorder = Recorder()
         calls = recorder.calls
-        with attention_set_to(self.model, RECORD):
+        with answered_by(RECORD, self.model):
             with attending(recorder):
                 logits = self._logits(ids, keep)
             self._check_layers(calls, recurrent)
@@ -136,7 +136,7 @@ class ModelCheck:
             self._check_calls(calls, sights, implementation)
         what = "its logits differ between its own and its eager attention"
         check_same(what, plain, logits, self.precise, 1e-3, 0.25)
-        with attention_set_to(self.model, REPLAY):
+        with answered_by(REPLAY, self.model):
             if recurrent is None:
                 self._check_packed(calls, ids, logits)
             else:
@@ -203,7 +203,7 @@ class ModelCheck:
     def _long_masks(self, tokens: int, layers: Iterable[int]) -> dict[int, Tensor | None]:
         reader = MaskReader(layers)
         ids = self._tokens()[:1, :1].expand(1, tokens)
-        with attention_set_to(self.model, RECORD), attending(reader), suppress(AllRead):
+        with answered_by(RECORD, self.model), attending(reader), suppress(AllRead):
             self.model(input_ids=ids, use_cache=False)
         return reader.masks
 

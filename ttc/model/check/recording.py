@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ttc.attention.hf_hook import current_plan
+from ttc.attention.hf_hook import attention_set_to, current_plan
 from ttc.errors import UnsupportedModel
 
 RECORD = "ttc_record"
@@ -149,6 +146,9 @@ def eager_attention(module: Any) -> Attention:
 
 def named_attention(implementation: str) -> list[tuple[Attention, bool]]:
     """(function, whether masks are built for it) of a name; none for what runs in 16 bits alone."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     in_16_bits = implementation.split("_")[0] in ("flash", "flex")
     if in_16_bits or implementation not in ALL_ATTENTION_FUNCTIONS:
         return []
@@ -170,6 +170,8 @@ def _answered(
 
 
 def _mask(**arguments: Any) -> Tensor | None:
+    from transformers.masking_utils import eager_mask
+
     mask = eager_mask(**arguments)
     if mask is None:
         return None
@@ -191,6 +193,10 @@ def _mask(**arguments: Any) -> Tensor | None:
     return mask
 
 
-AttentionInterface.register(RECORD, _answered)
-AttentionInterface.register(REPLAY, _answered)
-AttentionMaskInterface.register(RECORD, _mask)
+def answered_by(implementation: str, model: Any) -> AbstractContextManager[None]:
+    """The model over `RECORD` or `REPLAY`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(implementation, _answered)
+    AttentionMaskInterface.register(RECORD, _mask)
+    return attention_set_to(model, implementation)

@@ -9,16 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import CodeType
+from importlib import import_module
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.activations import SiLUActivation
-from transformers.models.llama import modeling_llama as llama
-from transformers.models.mistral import modeling_mistral as mistral
-from transformers.models.qwen2 import modeling_qwen2 as qwen2
-from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from ttc.errors import UnsupportedModel
 from ttc.model.packed_linear import is_plain
@@ -26,8 +22,8 @@ from ttc.model.stored import Stored, StoredMatrix
 
 Linear = nn.Linear | StoredMatrix
 
-FAMILIES = ((llama, "Llama"), (mistral, "Mistral"), (qwen2, "Qwen2"), (qwen3, "Qwen3"))
-"""The files whose code is known, and what the names of their classes begin with."""
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+"""Whose code is known: what the names of their classes begin with."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +93,15 @@ def decoder_of(model: Any) -> Decoder:
 
 
 def _layer(layer: Any) -> DecoderLayer:
+    from transformers.activations import SiLUActivation
+
     _expect(layer, "DecoderLayer")
     attention = _expect(layer.self_attn, "Attention")
     mlp = _expect(layer.mlp, "MLP")
     _exactly(mlp.act_fn, SiLUActivation, nn.SiLU)
     scope = inspect.unwrap(type(attention).forward).__globals__
     for name in ("apply_rotary_pos_emb", "rotate_half"):
-        if code_of(scope.get(name)) != code_of(getattr(llama, name)):
+        if code_of(scope.get(name)) != code_of(getattr(_file_of("Llama"), name)):
             raise UnsupportedModel(f"{name} of {type(attention).__name__} is not Llama's")
     linears = {name: getattr(attention, f"{name}_proj") for name in "qkvo"}
     linears |= {name: getattr(mlp, f"{name}_proj") for name in ("gate", "up", "down")}
@@ -123,8 +121,14 @@ def _layer(layer: Any) -> DecoderLayer:
     return parts
 
 
+def _file_of(family: str) -> ModuleType:
+    """The file of transformers with a family's classes; it takes seconds to import."""
+    name = family.lower()
+    return import_module(f"transformers.models.{name}.modeling_{name}")
+
+
 def _expect(module: Any, part: str) -> Any:
-    forwards = [code_of(getattr(file, name + part).forward) for file, name in FAMILIES]
+    forwards = [code_of(getattr(_file_of(name), name + part).forward) for name in FAMILIES]
     if "forward" in vars(module) or code_of(type(module).forward) not in forwards:
         name = type(module).__name__
         raise UnsupportedModel(f"{name} is not the {part} of Llama, Mistral, Qwen 2 or Qwen 3")

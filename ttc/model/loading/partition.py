@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from ttc.attention.hf_hook import attending, attention_set_to, uninstall
+from ttc.attention.hf_hook import attending, uninstall
 from ttc.cost_model.unit import Unit
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel, refusing
 from ttc.memory.states import StateBatch
-from ttc.model.check.recording import REPLAY, AttentionCall
+from ttc.model.check.recording import REPLAY, AttentionCall, answered_by
 from ttc.model.compiled.compiled_check import compiled_decoder
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.recurrent_layers import FIND_TOKENS, find_recurrent, layers_without_tokens
@@ -169,7 +169,7 @@ def _run(model: Any) -> _Observed:
     extras = ExtraArguments(model)
     try:
         with (
-            attention_set_to(model, REPLAY),
+            answered_by(REPLAY, model),
             states,
             extras.running() as arguments,
             attending(observed),

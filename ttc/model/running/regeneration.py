@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ttc.attention.hf_hook import attending, attention_set_to, current_plan
+from ttc.attention.hf_hook import attending, current_plan
 from ttc.attention.plan import Plan
 from ttc.memory.kv import LayerShape
 from ttc.model.check.attention_check import deviation, is_precise
-from ttc.model.check.recording import REPLAY, AttentionCall
+from ttc.model.check.recording import REPLAY, AttentionCall, answered_by
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.running.model_changes import changes_nothing
 
@@ -248,7 +248,7 @@ class Regeneration:
         plan = _Show(range(count), receive)
         try:
             with (
-                attention_set_to(self.model, REPLAY),
+                answered_by(REPLAY, self.model),
                 attending(plan),
                 self.extras.running() as extras,
             ):

@@ -79,7 +79,7 @@ def launch() -> int:
 
         @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
         def job(config: DictConfig) -> None:
-            register()  # once more, as a launcher may run this in another process
+            register()  # a launcher may run this in another process
             hydra_config = HydraConfig.get()
             overrides = list(hydra_config.overrides.task)
             sweep = hydra_config.mode == RunMode.MULTIRUN

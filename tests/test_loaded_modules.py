@@ -85,6 +85,7 @@ def test_a_search_is_written_without_an_engine() -> None:
     assert not needed
 
 
+@pytest.mark.slow
 def test_settings_are_read_without_what_defines_models() -> None:
     """It takes seconds to import, for which a refused setting need not wait."""
     assert finished([sys.executable, "-c", SETTINGS + MODELS], cwd=ROOT).returncode == 0

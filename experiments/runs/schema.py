@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
-from functools import partial
+from functools import cache, partial
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -191,7 +191,9 @@ def check_settings(config: DictConfig) -> None:
             check_limits(config[group], kind, f"{group}.")
 
 
+@cache
 def register() -> None:
+    """Make all settings known to Hydra, once in a process."""
     register_names()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)

@@ -38,8 +38,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, type]
 
     def register(group: str, kind: type) -> None:
         monkeypatch.setitem(schema.GROUPS, group, schema.Group({"odd": kind}, None))
-        register_again: Any = schema.register
-        register_again.__wrapped__()  # each process of tests does so once
+        schema.register.__wrapped__()  # each process does so once
 
     yield register
     for group in schema.GROUPS:

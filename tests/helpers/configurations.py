@@ -1,10 +1,9 @@
-"""Hydra configurations of the jobs. Known settings are registered once in a process and not copied
-for each configuration, which would take most of the time of composing one."""
+"""Hydra configurations of the jobs. Known settings are not copied for each configuration, which
+would take most of the time of composing one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 
 from experiments.fit.calibrate import calibration
-from experiments.runs import hydra_command, problem_loop, schema
+from experiments.runs import problem_loop, schema
 from ttc import TTCError
 
-schema.register = hydra_command.register = cache(schema.register)
 ConfigStore.__deepcopy__ = lambda store, _: store
 
 

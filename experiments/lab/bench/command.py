@@ -49,6 +49,7 @@ COMMANDS = {
 }
 
 IN_PROCESS = {
+    "combinations": "combinations.command:run",
     "arm": "prefix:run_arm",
     "search-case": "search:run_case",
     "long-case": "long:run_case",

@@ -21,24 +21,19 @@ from typing import Annotated, Any
 import torch
 
 from experiments.cli.output import say, show
-from experiments.lab.bench import combinations
-from experiments.lab.bench.combinations import (
-    APPROXIMATE_MEMORIES,
-    MEMORIES,
-    REAL,
-    Combination,
-    alike,
-    engine_of,
-    problems_of,
-    results,
-    seen,
-)
+from experiments.lab.bench.combinations import searches as drawn
+from experiments.lab.bench.combinations.combination import Combination
+from experiments.lab.bench.combinations.comparing import alike, seen
+from experiments.lab.bench.combinations.engines import APPROXIMATE_MEMORIES, MEMORIES, engine_of
+from experiments.lab.bench.combinations.letters import problems_of
+from experiments.lab.bench.combinations.models import REAL
+from experiments.lab.bench.combinations.running import results
 from search import Result
 from ttc.errors import InvalidInput, OutOfMemory, TTCError
 
 RECORD = Path(__file__).with_name("golden.json")
 MODELS = ("llama", "gemma3", "gpt2", "deepseek_v3", "lfm2")
-SEARCHES = [name for name in combinations.SEARCHES if "mixed" not in name]
+SEARCHES = [name for name in drawn.SEARCHES if "mixed" not in name]
 """The searches of the product; those are a test's own."""
 POLICIES = (*MEMORIES, *APPROXIMATE_MEMORIES)
 FEATURES: dict[str, dict[str, Any]] = {

@@ -10,20 +10,13 @@ from typing import Any
 
 import pytest
 
-from experiments.lab.bench.combinations import (
-    DRAWS,
-    Combination,
-    Outcome,
-    alike,
-    begins,
-    drawn,
-    engine_of,
-    fewest,
-    outcome,
-    problems_of,
-    results,
-    second_of,
-)
+from experiments.lab.bench.combinations.combination import Combination
+from experiments.lab.bench.combinations.comparing import Outcome, alike, begins, outcome
+from experiments.lab.bench.combinations.drawing import DRAWS, drawn
+from experiments.lab.bench.combinations.engines import engine_of, second_of
+from experiments.lab.bench.combinations.letters import problems_of
+from experiments.lab.bench.combinations.running import results
+from experiments.lab.bench.combinations.shrinking import fewest
 from search import Result
 
 APART = 25

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from experiments.lab.bench import golden
-from experiments.lab.bench.combinations import MEMORIES, REAL
+from experiments.lab.bench.combinations.engines import MEMORIES
+from experiments.lab.bench.combinations.models import REAL
 from experiments.lab.bench.golden import SEARCHES
 
 RECORD = golden.read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -14,12 +15,13 @@ from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan, Run
 from ttc.backend import Purpose
 from ttc.branch import Branch
+from ttc.errors import OutOfMemory
 from ttc.memory.storage import Places
 from ttc.model.recurrent_layers import StatesOfPass
 from ttc.passes.runtime import Runtime
 from ttc.task import Passes
 from ttc.tree.branch import by_problem
-from ttc.tree.segment import Segment
+from ttc.tree.segment import Segment, present
 from ttc.tree.tree import Holder, Path, Tree
 from ttc.usage import Usage, count_pass
 
@@ -139,9 +141,11 @@ class Target:
         return self.holder is not None and self.holder.leaf.end >= len(self.tokens)
 
     @property
-    def lacking(self) -> int:
-        """The tokens whose KV is not there, as far as is known before it is looked for."""
-        return len(self.tokens) - (self.holder or self.branch).leaf.end
+    def there(self) -> int:
+        """The tokens whose KV is there, as far as is known before it is looked for."""
+        if self.holder is None and self.after is not None:
+            return len(self.after.tokens)
+        return (self.holder or self.branch).leaf.end
 
     def hold(self, tree: Tree) -> Holder:
         if self.holder is None:
@@ -183,10 +187,30 @@ def compute(
 
 
 def require(runtime: Runtime, targets: Sequence[Target]) -> None:
-    """Raise OutOfMemory unless there is room for what these lack."""
-    runtime.residency.require(
-        sum(target.lacking for target in targets), sum(target.kept for target in targets)
-    )
+    """Raise OutOfMemory unless there is room for what these lack, tokens that they share once."""
+    lacking = sum(len(target.tokens) - target.there for target in targets)
+    ends = sum(target.kept for target in targets)
+    try:
+        runtime.residency.require(lacking, ends)
+    except OutOfMemory:
+        if (less := _lacking_together(runtime, targets)) == lacking:
+            raise
+        runtime.residency.require(less, ends)
+
+
+def _lacking_together(runtime: Runtime, targets: Sequence[Target]) -> int:
+    """The tokens whose KV is nowhere in the tree, those that targets share once."""
+    tree, before = runtime.tree, list[int]()
+    lacking = 0
+    for tokens, target in sorted(((list(t.tokens), t) for t in targets), key=itemgetter(0)):
+        there = target.there
+        if target.shared and target.holder is not None:
+            leaf = target.holder.leaf
+            there = tree.find(leaf, tokens[there:], target.opening).end
+            there = max(there, present(tokens, before))
+            before = tokens
+        lacking += len(tokens) - there
+    return lacking
 
 
 def _run(

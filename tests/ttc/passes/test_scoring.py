@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 
-from tests.helpers.engines import fail_at, make_engine
+from tests.helpers.engines import GREEDY, fail_at, make_engine
 from tests.helpers.exits import build as build_deep
 from tests.helpers.models import build, prompt, small
 from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
-from ttc import Engine, InvalidInput
+from ttc import EarlyExit, Engine, InvalidInput, Resident
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
@@ -98,3 +99,33 @@ def test_a_failed_score_leaves_no_trace(call: int, monkeypatch: pytest.MonkeyPat
     assert engine.kv_bytes() == before
     assert_whole(engine, [branch])
     assert engine.score([branch], wanted).result() == expected
+
+
+def scores_of_branches(engine: Engine) -> list[list[list[float]]]:
+    """Of four that must be in one pass, of which three lack their KV and share most of it."""
+    root = engine.root(prompt(1, 60))
+    branches = engine.fork(root, 4)
+    engine.generate(branches, 5, sampling=GREEDY)
+    for branch in branches[1:]:
+        engine.tree.move(branch, engine.tree.trunk)
+    exit = EarlyExit(rule="ranking", l_min=1, patience=1)
+    return engine.score(branches, [[[5], [6]]] * 4, exit=exit).result()
+
+
+def scores_of_continuations(engine: Engine) -> list[list[list[float]]]:
+    """Of several behind the same given words."""
+    tails = [[number, 5, 6, 7] for number in range(20, 26)]
+    return engine.score([engine.root(prompt(1, 12))], [tails], given=[prompt(2, 60)]).result()
+
+
+@pytest.mark.parametrize("scores", [scores_of_branches, scores_of_continuations])
+def test_a_budget_need_hold_what_is_shared_but_once(scores: Any) -> None:
+    free = make_engine(context=128)
+    expected = scores(free)
+    peak_gib = free.memory.device.peak_bytes / 2**30
+    found = scores(make_engine(context=128, memory=Resident(1.05 * peak_gib)))
+    assert flat(found) == pytest.approx(flat(expected), abs=1e-5)
+
+
+def flat(scores: list[list[list[float]]]) -> list[float]:
+    return [score for group in scores for row in group for score in row]

@@ -24,6 +24,8 @@ S = TypeVar("S", bound=Lockable)
 P = ParamSpec("P")
 Passes = Generator[None, None, T]
 """Each `next` is one pass of the model."""
+LET_GO: Any = "let go"
+"""In place of a pass: the call begins again, and has let go of all that it had."""
 
 _check: ContextVar[Callable[[], object] | None] = ContextVar("check", default=None)
 
@@ -81,6 +83,7 @@ class Task(Generic[T]):
     under_way: the calls of the backend that have begun and not ended, this one among them.
     begun: whether anybody has made a pass of it, or closed it.
     running: whether a pass is being made now, so that whoever asks is a part of it.
+    holds: whether its passes so far are of use.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Task(Generic[T]):
         self.begun = False
         self.done = False
         self.running = False
+        self.holds = True
         self.error: BaseException | None = None
         self._result: T
 
@@ -119,7 +123,7 @@ class Task(Generic[T]):
                 if not self.done:
                     self.running = True
                     self.under_way.add(self)
-                    next(self._passes)
+                    self.holds = next(self._passes) is not LET_GO
             except StopIteration as end:
                 self.done = True
                 self._result = end.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,13 +15,18 @@ from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import prompt, small
 from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
-from ttc import BlockCache, Engine, Paged, Sharing
+from ttc import BlockCache, Engine, Paged, Resident, Sharing
 from ttc.task import Task
 
 
 def heavier(model: Any) -> None:
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.mul_(3)
+
+
+def lighter(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.div_(3)
 
 
 def sharper(model: Any) -> None:
@@ -127,6 +133,34 @@ def test_a_call_that_is_made_again_costs_what_it_costs_once(verifies: bool) -> N
         return usage.prompt_tokens, usage.shared_tokens, usage.budgeted_tokens
 
     assert spent(changes=True) == spent(changes=False)
+
+
+@pytest.mark.parametrize("memory", [Resident, partial(Paged, 1, block_tokens=8)])
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("changes", [1, 2])
+def test_a_call_that_has_begun_is_of_the_model_that_is_there_when_it_goes_on(
+    memory: Any, told: bool, changes: int
+) -> None:
+    """Others call between two of its passes, with the model of then. Where room is tight they do
+    not finish it first, with theirs."""
+    plain = small(2, 128)
+    engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=4, memory=memory())
+    branch, ending = engine.root(prompt(1, 20)), prompt(9, 12)
+    call = engine.score([branch], [[ending]])
+    call.step()
+    for number in range(changes):
+        for model in (engine.model, plain):
+            (heavier, lighter)[number](model)
+        if told:
+            engine.model_changed()
+        if number == 0 or not told:
+            engine.release([engine.root([5])])
+    ((scores,),) = call.result()
+    logits = plain(torch.tensor([branch.tokens + ending]), use_cache=False).logits[0]
+    rows = logits.log_softmax(-1)[len(branch.tokens) - 1 : -1]
+    expected = rows.gather(1, torch.tensor(ending)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(scores), expected, atol=1e-4)
+    assert_whole(engine, [branch])
 
 
 def test_without_a_change_nothing_is_computed_again() -> None:

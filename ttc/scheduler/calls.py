@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from threading import RLock
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet, ref
 
 from ttc.backend import Purpose
@@ -17,7 +17,7 @@ from ttc.branch import Branch
 from ttc.errors import OutOfMemory
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime
-from ttc.task import Passes, Task, all_of
+from ttc.task import LET_GO, Passes, Task, all_of
 from ttc.usage import distinct
 
 if TYPE_CHECKING:
@@ -161,6 +161,8 @@ class Calls:
                         if not self.let_go_of_others(branches):
                             raise
                         starts = RESTARTS
+                if changes != self.changes:
+                    yield LET_GO
         finally:
             self.trim()
 
@@ -171,8 +173,8 @@ class Calls:
         self.trim()
 
     def _begin(self, branches: Sequence[Branch]) -> None:
-        self.finish_others()
         self.follow_model()
+        self.finish_others()
         self._use(branches)
         self._make_way(branches)
         self.trim(branches)
@@ -211,13 +213,18 @@ class Calls:
 
     def _finish_begun(self) -> bool:
         """Finish the calls that others have begun; says whether there were any. Whoever made one is
-        told what has stopped it."""
-        begun = [call for call in self.runtime.under_way if not call.running]
+        told what has stopped it. One whose model has changed lets go of what it has, and waits: the
+        model may be changed back before its maker goes on with it."""
+        begun = self._holding()
         for call in begun:
             with suppress(Exception):
-                while not call.running and not call.step():
+                while not call.running and not call.step() and call.holds:
                     pass
         return bool(begun)
+
+    def _holding(self) -> list[Task[Any]]:
+        """The calls that others have begun, and that have something."""
+        return [call for call in self.runtime.under_way if call.holds and not call.running]
 
     def _make_way(self, needed: Sequence[Branch] = ()) -> None:
         """needed: the branches of a call, which are not to decode while it begins."""
@@ -241,7 +248,7 @@ class Calls:
             batch.preempt()
         if at_work or self.let_go(branches):
             return True
-        if all(call.running for call in self.runtime.under_way):
+        if not self._holding():
             return False
         for branch in branches:
             self.runtime.tree.let_go(branch)

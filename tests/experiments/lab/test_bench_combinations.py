@@ -12,7 +12,7 @@ import pytest
 
 from experiments.lab.bench.combinations.combination import Combination
 from experiments.lab.bench.combinations.comparing import Outcome, alike, begins, outcome
-from experiments.lab.bench.combinations.drawing import DRAWS, drawn
+from experiments.lab.bench.combinations.drawing import DRAWS, FIXED, drawn
 from experiments.lab.bench.combinations.engines import engine_of, second_of
 from experiments.lab.bench.combinations.letters import problems_of
 from experiments.lab.bench.combinations.running import results
@@ -24,7 +24,7 @@ APART = 25
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n % APART > 0)) for n in range(200)]
+    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n % APART > 0)) for n in range(FIXED + 40)]
 )
 def test_a_problem_has_its_own_result_in_any_combination(seed: int) -> None:
     c = drawn(seed)
@@ -78,10 +78,10 @@ def test_each_setting_is_drawn_beside_each_other_one() -> None:
     every = Counter[tuple[str, ...]]()
     for seed in range(0, 2000 * DRAWS, DRAWS):
         every.update(combinations(sorted(drawn(seed).settings()), 2))
-    approximate = {"gate"}  # no draw has it
-    names = sorted({field.name for field in fields(Combination)} - approximate)
+    names = sorted({field.name for field in fields(Combination)})
     refused = {("grammar", "tools"), ("grammar", "writers"), ("tools", "writers")}
-    assert all(every[pair] >= 20 for pair in {*combinations(names, 2)} - refused)
+    refused |= {("gate", "thinking"), ("gate", "tools")}  # part by part a gate compares others
+    assert all(every[pair] >= 10 for pair in {*combinations(names, 2)} - refused)
 
 
 @pytest.mark.parametrize(

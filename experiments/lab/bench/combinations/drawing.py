@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.lab.bench.combinations.combination import Combination
 from experiments.lab.bench.combinations.engines import GENERATION, MEMORIES, PLACEMENTS
-from experiments.lab.bench.combinations.models import MODELS, RARE, SHARES
+from experiments.lab.bench.combinations.models import MODELS, RARE, SHARES, STATEFUL, STORED
 from experiments.lab.bench.combinations.raters import VERIFIERS
 from experiments.lab.bench.combinations.searches import (
     BUDGETS,
@@ -18,6 +18,8 @@ from experiments.lab.bench.combinations.searches import (
     VARIANTS,
 )
 
+FIXED = 200
+"""Draws that tests make, which stay as they are."""
 DRAWS = 16
 """Draws that have their problems and search in common, which are solved alone once."""
 TOOLS = ("inline", "inline", "turns", "caller")
@@ -33,7 +35,34 @@ def drawn(seed: int) -> Combination:
     that each meets each other one in some of a few hundred draws."""
     c = _problems(seed // DRAWS)
     dice = Dice(f"settings of {seed}")
-    return replace(c, **_memory(dice), **_callers(dice, c.problems))
+    c = replace(c, **_memory(dice), **_callers(dice, c.problems))
+    return c if seed < FIXED else _with_more(c, seed)
+
+
+def _with_more(c: Combination, seed: int) -> Combination:
+    """What the fixed draws lack."""
+    dice = Dice(f"more problems of {seed // DRAWS}")
+    c = replace(
+        c,
+        model=dice.perhaps(0.1, *STORED) or c.model,
+        gate=dice.random() < 0.2 and c.thinking is None and c.tools is None,
+        verifier="leaves_early" if c.verifier and dice.random() < 0.1 else c.verifier,
+    )
+    similar = dice.random() < 0.1 and c.model not in STATEFUL
+    tools: Any = dice.perhaps(0.5, "strict", "required")
+    if c.tools and tools and not any(one.puts_words for one in c.searches):
+        c = replace(c, tools=tools, chats=True, generation=None)
+    dice = Dice(f"more settings of {seed}")
+    visits = dice.perhaps(0.4, 1, 2, 5, 11)
+    models = ["weights", *["adapter"] * (c.model in SHARES)]
+    sharing = c.sharing if c.verifier != "leaves_early" else "exact"  # branches leave one pass
+    return replace(
+        c,
+        sharing="similar" if similar else sharing,
+        at_once=dice.random() < 0.15,
+        visits=visits,
+        another=visits and dice.perhaps(0.6, *models),
+    )
 
 
 def _problems(seed: int) -> Combination:

@@ -97,12 +97,14 @@ def engine_of(
     second: Engine | None = None,
 ) -> Engine:
     options: dict[str, Any] = {}
-    if c.placement is None:
-        runner = models.runner_of(c.model, c.compiled, False)
-        model = runner.model
-    else:
-        model = copy.deepcopy(models.model_of(c.model, models.dtype_of(c.compiled)))
+    if c.placement is not None:
+        model = copy.deepcopy(models.model_of(c.model, c.compiled))
         runner = PLACEMENTS[c.placement].place(model, "cpu")
+    elif c.another == "adapter":
+        runner = models.new_runner(c.model, c.compiled)
+    else:
+        runner = models.runner_of(c.model, c.compiled, False)
+    model = runner.model
     model.generation_config = generation_of(c)
     if c.cache is not None:
         options["cache"] = BlockCache(c.capacity, block_tokens=4, order=c.cache)

@@ -29,6 +29,7 @@ class Letters:
     """A tokenizer of one token per character, whose texts have few letters."""
 
     eos_token_id: int | None = None
+    shown = "abcdefgh" * (small_models.VOCAB // 8)
 
     def __init__(self, chat_template: str | None = None) -> None:
         self.chat_template = chat_template
@@ -42,7 +43,7 @@ class Letters:
         return [ord(c) % small_models.VOCAB for c in text]
 
     def decode(self, tokens: Sequence[int], **_: Any) -> str:
-        return "".join("abcdefgh"[token % 8] for token in tokens)
+        return "".join(self.shown[token] for token in tokens)
 
 
 class LettersOfGrammar(Letters, hf.PreTrainedTokenizerFast):  # type: ignore[misc]
@@ -57,6 +58,12 @@ class LettersOfGrammar(Letters, hf.PreTrainedTokenizerFast):  # type: ignore[mis
         hf.PreTrainedTokenizerFast.__init__(
             self, tokenizer_object=tokenizer, chat_template=chat_template
         )
+
+
+class Characters(LettersOfGrammar):
+    """To everybody each token is its ASCII character, so that there is JSON."""
+
+    shown = "".join(map(chr, range(small_models.VOCAB)))
 
 
 GRAMMARS: dict[str | None, dict[str, Any]] = {
@@ -84,12 +91,13 @@ CHAT = (
 def tokenizer_of(model: str, c: Combination) -> Any:
     if model == REAL:
         return load_tokenizer(model)
-    return letters(c.grammar is not None, CHAT if c.chats else None)
+    kind = LettersOfGrammar if c.grammar else Characters if c.tools in JSON_TOOLS else Letters
+    return letters(kind, CHAT if c.chats else None)
 
 
 @cache
-def letters(grammar: bool, chat_template: str | None) -> Any:
-    return (LettersOfGrammar if grammar else Letters)(chat_template)
+def letters(kind: type[Letters], chat_template: str | None) -> Any:
+    return kind(chat_template)
 
 
 EARLIER = [
@@ -149,7 +157,13 @@ def answer_of(text: str) -> str:
     return text[-2:] * (len(text) % 3) + "e"
 
 
-TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+JSON_TOOLS = ("strict", "required")
+"""Tools whose calls are JSON."""
+TEXT = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "maxLength": 3}},
+    "required": ["text"],
+}
 SCHEMA = {"type": "function", "function": {"name": "tool", "parameters": TEXT}}
 
 
@@ -158,5 +172,8 @@ def tools_of(c: Combination) -> Tools | None:
     if c.tools is None:
         return None
     tool = Tool(SCHEMA, None if c.tools == "caller" else answer_of)
-    form = LetterCalls(c.tools != "turns")
-    return Tools([tool], format=form, calls_per_branch=2, parallel=c.generation is not None)
+    settings: dict[str, Any] = {"calls_per_branch": 2, "parallel": c.generation is not None}
+    if c.tools in JSON_TOOLS:
+        settings |= {"strict": c.tools == "strict", "choice": "required"}
+        return Tools([tool], format="hermes", **settings)
+    return Tools([tool], format=LetterCalls(c.tools != "turns"), **settings)

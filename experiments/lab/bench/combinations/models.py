@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import transformers as hf
 
 from experiments.standins import small_models
+from experiments.standins.random_gguf import Shape, write_llama
 from ttc.model.loading.load import load
 from ttc.model.runner_choice import runner_for
 from ttc.model.running.runner import ModelRunner
@@ -66,14 +69,27 @@ RARE = (
     *("mixtral", *RECURRENT),
 )
 """Of `small_models`, with layers of other kinds."""
+STATEFUL = ("lfm2", "jamba", "mamba2", *RECURRENT)
 IN_FLOAT32 = ("jamba", "mamba2", *RECURRENT)
 """They compute their states in float32, whatever the type of the model."""
 SHARES = {"llama": 6, "gpt2": 4, "mistral": 4, "lfm2": 3, "gemma3": 2, "jamba": 2}
 """How often models are drawn; the others, which take longer, less than once."""
 
 
+STORED = {
+    "stored Q8_0": Shape(width=64, inner=96, context=512),
+    "stored Q4_1": Shape(width=64, inner=96, context=512, architecture="qwen3"),
+    "stored Q5_0": Shape(width=32, inner=64, context=512, architecture="qwen3moe", experts=4),
+    "stored Q6_K": Shape(width=256, inner=256, context=512),
+}
+"""Weights that stay as .gguf files store them, by their kinds."""
+
+
 @cache
-def model_of(name: str, dtype: torch.dtype) -> Any:
+def model_of(name: str, compiled: str | None) -> Any:
+    dtype = torch.float64 if compiled is None else torch.float32
+    if name in STORED:
+        return _stored(name)
     if name == REAL:
         model, _ = load(name, dtype=dtype)
         model.generation_config.eos_token_id = None
@@ -88,18 +104,25 @@ def model_of(name: str, dtype: torch.dtype) -> Any:
     return model.to(dtype)
 
 
+def _stored(name: str) -> Any:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "model.gguf"
+        write_llama(file, name.split()[1], STORED[name], scale=0.2)
+        return load(file, dtype="float32", quantized=True)[0]
+
+
 @cache
 def runner_of(name: str, compiled: str | None, drafts: bool) -> ModelRunner:
     """What runs a model in one engine after the other, checked once. drafts: for the model that
     drafts, which runs beside."""
-    model = copy.deepcopy(model_of(name, dtype_of(compiled)))
+    return new_runner(name, compiled)
+
+
+def new_runner(name: str, compiled: str | None) -> ModelRunner:
+    model = copy.deepcopy(model_of(name, compiled))
     return runner_for(model, "auto" if compiled == "layers" else "modules")
 
 
 @cache
-def reward_model(dtype: torch.dtype) -> Any:
-    return copy.deepcopy(model_of("llama", dtype))
-
-
-def dtype_of(compiled: str | None) -> torch.dtype:
-    return torch.float64 if compiled is None else torch.float32
+def reward_model(compiled: str | None) -> Any:
+    return copy.deepcopy(model_of("llama", compiled))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from experiments.lab.bench.combinations.combination import Combination
-from experiments.lab.bench.combinations.letters import letters
-from experiments.lab.bench.combinations.models import dtype_of, reward_model
+from experiments.lab.bench.combinations.letters import Letters, letters
+from experiments.lab.bench.combinations.models import reward_model
 from ttc import Branch, EarlyExit, Engine
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Verifier
@@ -120,6 +120,6 @@ def verifier_of(c: Combination, second: Engine) -> Verifier | None:
     if c.verifier == "confidence":
         return ConfidenceVerifier()
     if c.verifier == "reward":
-        return Rewards((reward_model(dtype_of(c.compiled)), letters(False, None)))
+        return Rewards((reward_model(c.compiled), letters(Letters, None)))
     kinds = {"at_once": AtOnce, "pass_by_pass": PassByPass, "writes": Writes, "fails": Fails}
     return (kinds | {"leaves_early": LeavesEarly})[c.verifier](exact=not c.rounded)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Event
 
@@ -11,6 +12,7 @@ from experiments.lab.bench.combinations import letters, searches
 from experiments.lab.bench.combinations.combination import Combination
 from experiments.lab.bench.combinations.engines import second_of
 from experiments.lab.bench.combinations.raters import verifier_of
+from experiments.lab.bench.combinations.visiting import Visitor
 from search import Problem, Result
 from search.admission import ProblemAdmission
 from search.config import SearchConfig
@@ -32,6 +34,8 @@ def config_of(
     if besides and c.differ:
         c = replace(c, sampling=None, grammar=None, alternatives=0, thinking=None, tools=None)
     settings = searches.SAMPLINGS[c.sampling] | searches.VARIANTS[c.variant]
+    if c.tools in letters.JSON_TOOLS:
+        settings |= searches.CALLS
     search = replace(search, **{k: v for k, v in settings.items() if hasattr(search, k)})
     if c.thinking is not None:
         search = replace(search, thinking_tokens=c.thinking)
@@ -61,6 +65,7 @@ class Caller:
 
     coming: the problems that are not there yet, each with the step at which it comes. names: the
     ids of the others, by their numbers. told: what was said of each while it was written.
+    between: called after each step.
     """
 
     c: Combination
@@ -69,11 +74,21 @@ class Caller:
     cancel: Event = field(default_factory=Event)
     names: dict[int, str] = field(default_factory=dict)
     told: dict[int, list[Node]] = field(default_factory=lambda: defaultdict(list))
+    between: Callable[[int], None] | None = None
     steps: int = 0
 
     @property
     def busy(self) -> bool:
         return bool(self.coming) or self.driver.busy
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Of the problems that are not there yet."""
+        engine = self.driver.engine
+        return [
+            config.for_problem(problem, engine).template.tokens(problem.question, engine.tokenizer)
+            for _, problem, config in self.coming
+        ]
 
     def step(self) -> Iterator[tuple[str, Result]]:
         while self.coming and self.steps >= self.coming[0][0]:
@@ -91,6 +106,8 @@ class Caller:
                 _check_told(self.told[index], progress.result)
                 yield self.names[index], progress.result
         self.steps += 1
+        if self.between is not None:
+            self.between(self.steps)
 
     def _may_end(self, config: SearchConfig) -> SearchConfig:
         options = config.options
@@ -122,17 +139,41 @@ def results(
 ) -> Generator[tuple[str, Result], None, None]:
     """Of the problems that the driver has not let go of, as they end, by their ids."""
     callers = _callers(c, engine, problems, second or second_of(c))
-    step = 0
+    visitor = Visitor(engine, c.another, [p for caller in callers for p in caller.prompts])
+
+    def between(step: int) -> None:
+        if c.changed is not None and step % c.changed == 0:
+            engine.model_changed()
+        if c.visits is not None and step % c.visits == 0:
+            visitor.visit()
+
+    callers[-1].between = between
     try:
-        while any(caller.busy for caller in callers):
-            for caller in callers:
-                yield from caller.step()
-            step += 1
-            if c.changed is not None and step % c.changed == 0:
-                engine.model_changed()
+        yield from (at_once if c.at_once else in_turn)(callers)
     finally:
         for caller in callers:
             caller.driver.close()
+        visitor.leave()
+
+
+def in_turn(callers: Sequence[Caller]) -> Iterator[tuple[str, Result]]:
+    while any(caller.busy for caller in callers):
+        for caller in callers:
+            yield from caller.step()
+
+
+def at_once(callers: Sequence[Caller]) -> Iterator[tuple[str, Result]]:
+    """Each in a thread of its own, to the end."""
+
+    def drive(caller: Caller) -> list[tuple[str, Result]]:
+        found = list[tuple[str, Result]]()
+        while caller.busy:
+            found += caller.step()
+        return found
+
+    with ThreadPoolExecutor() as threads:
+        for found in threads.map(drive, callers):
+            yield from found
 
 
 def _callers(

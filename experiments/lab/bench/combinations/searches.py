@@ -103,3 +103,5 @@ VARIANTS: dict[str | None, dict[str, Any]] = {
     "watches_loops": {"stop_loops": True, "statistics": True, "weighted": True},
 }
 """Settings of searches, each of those that have it."""
+CALLS = {"max_tokens": 90, "step_tokens": 30, "finish_tokens": 90}
+"""There is room for a call in JSON."""

@@ -334,22 +334,28 @@ def _without_words(tokens: Sequence[Token]) -> Expression | None:
     followers = [*(token.kind for token in tokens[1:]), ""]
     for before, token, following in zip([None, *tokens], tokens, followers, strict=False):
         if token.kind == "word":
-            if not kept or following == "power":
-                return None  # a name, not a quantity
-            if kept[-1].kind in ("op", "power", "open"):
+            if not _is_unit(kept, following):
                 return None
-            if kept[-1].kind in ENDS and following in BEGINS:
-                return None  # two quantities with only words between them
         elif token.kind == "of":
-            follows = bool(kept) and before is kept[-1]
-            if following in (*BEGINS, "money") and follows and _is_share(kept):
+            if following not in (*BEGINS, "money"):
+                continue
+            if kept and before is kept[-1] and _is_share(kept):
                 kept.append(token)
-            elif following in (*BEGINS, "money") and kept and kept[-1].kind in ENDS:
+            elif kept and kept[-1].kind in ENDS:
                 return None
         elif token.kind != "money" and not (token.text == "/" and following == "word"):
             kept.append(token)
     value = _evaluated(kept)
     return None if value is None else Expression(kept, value)
+
+
+def _is_unit(kept: Sequence[Token], following: str) -> bool:
+    """Whether a word is the unit of what stands before it: no name, and not all that stands between
+    two quantities."""
+    last = kept[-1].kind if kept else "open"
+    if following == "power" or last in ("op", "power", "open"):
+        return False
+    return last not in ENDS or following not in BEGINS
 
 
 def _is_share(kept: Sequence[Token]) -> bool:

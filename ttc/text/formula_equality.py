@@ -63,24 +63,25 @@ def _plain(tree: Expr) -> Expr:
     """A tree with its forms told apart: both signs of ±, names of equations, intervals of
     inequalities."""
     if _has(tree, "pm", "mp"):
-        if tree[0] == "list":
-            parts = [part for each in tree[2:] for part in listed_parts(_plain(each))]
-            return ("list", tree[1], *parts)
-        if tree[0] == "set":
-            return ("set", *(part for each in tree[1:] for part in listed_parts(_plain(each))))
-        if tree[0] == "relation" and tree[1] == ("=",) and not _has(tree[2], "pm", "mp"):
-            right = _plain(tree[3])
-            return ("list", ",", *(("relation", ("=",), tree[2], part) for part in right[2:]))
-        if tree[0] in _SCALARS or tree[0] in ("pm", "mp"):
-            return ("list", ",", _with_sign(tree, 1), _with_sign(tree, -1))
-    if tree[0] == "list":
-        parts = [_plain(part) for part in tree[2:]]
-        regions = [_region(part) for part in parts]
-        if all(regions) and any(part[0] == "relation" for part in parts):
-            joined = _joined([region for region in regions if region], tree[1])
-            if joined is not None:
-                return joined
-        return ("list", tree[1], *parts)
+        return _with_both_signs(tree)
+    if tree[0] != "list":
+        return tree
+    parts = [_plain(part) for part in tree[2:]]
+    return _as_region(parts, tree[1]) or ("list", tree[1], *parts)
+
+
+def _with_both_signs(tree: Expr) -> Expr:
+    """A tree with ± as a list of two answers."""
+    kind = tree[0]
+    if kind in ("list", "set"):
+        first = 1 if kind == "set" else 2
+        parts = (part for each in tree[first:] for part in listed_parts(_plain(each)))
+        return (*tree[:first], *parts)
+    if kind == "relation" and tree[1] == ("=",) and not _has(tree[2], "pm", "mp"):
+        values = listed_parts(_plain(tree[3]))
+        return ("list", ",", *(("relation", ("=",), tree[2], value) for value in values))
+    if kind in _SCALARS or kind in ("pm", "mp"):
+        return ("list", ",", _with_sign(tree, 1), _with_sign(tree, -1))
     return tree
 
 
@@ -307,12 +308,14 @@ def _factor(left: Expr, right: Expr) -> Any:
 
 FormulaInterval = tuple[bool, Expr, Expr, bool]
 """Whether its ends are open, and the ends."""
+FormulaRegion = tuple[str, list[FormulaInterval]]
+"""The letter that intervals are for, "" for any, and the intervals."""
 _INFINITE: Expr = ("const", "oo")
 _MINUS_INFINITE: Expr = ("neg", _INFINITE)
 
 
-def _region(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
-    """The intervals that an answer stands for, with the letter that they are for ("" for any)."""
+def _region(tree: Expr) -> FormulaRegion | None:
+    """The intervals that an answer stands for."""
     if tree[0] == "region":
         return tree[1], list(tree[2])
     if tree[0] == "brackets" and len(tree) == 5:
@@ -339,22 +342,35 @@ def _is_infinite(tree: Expr) -> bool:
     return tree in (_INFINITE, _MINUS_INFINITE)
 
 
-def _solved(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
+def _solved(tree: Expr) -> FormulaRegion | None:
+    """The intervals of an inequality, or of x in an interval."""
     signs, parts = tree[1], tree[2:]
-    if signs == ("=",) and parts[0][0] == "sym":  # x in an interval
+    if signs == ("=",) and parts[0][0] == "sym":
         inner = _region(parts[1])
         return inner and (parts[0][1], inner[1])
     if any(part[:2] == ("call", "abs") for part in parts):
         return _solved_absolute(signs, parts)
-    if len(signs) == 2 and parts[1][0] in ("sym", "apply"):
-        if set(signs) <= {">", ">="}:
-            signs, parts = tuple(_FLIPPED[sign] for sign in reversed(signs)), parts[::-1]
-        if not set(signs) <= {"<", "<="} or parts[1][1] in _symbols(parts[0]) | _symbols(parts[2]):
-            return None
-        return parts[1][1], [_interval(signs[0] == "<", parts[0], parts[2], signs[1] == "<")]
-    if len(signs) != 1 or signs[0] not in _FLIPPED or signs[0] == "=":
+    if len(signs) == 2:
+        return _between(signs, parts)
+    if len(signs) == 1 and signs[0] in _FLIPPED and signs[0] != "=":
+        return _half_line(signs[0], *parts)
+    return None
+
+
+def _between(signs: Sequence[str], parts: Sequence[Expr]) -> FormulaRegion | None:
+    """1 < x <= 2, 2 >= x > 1."""
+    if set(signs) <= {">", ">="}:
+        signs, parts = [_FLIPPED[sign] for sign in reversed(signs)], parts[::-1]
+    low, letter, high = parts
+    if letter[0] not in ("sym", "apply") or not set(signs) <= {"<", "<="}:
         return None
-    sign, left, right = signs[0], *parts
+    if letter[1] in _symbols(low) | _symbols(high):
+        return None
+    return letter[1], [_interval(signs[0] == "<", low, high, signs[1] == "<")]
+
+
+def _half_line(sign: str, left: Expr, right: Expr) -> FormulaRegion | None:
+    """x < 2, 2 > x, 2x - 4 < 0; of x != 2 both half lines."""
     if left[0] != "sym":
         sign, left, right = _FLIPPED[sign], right, left
     if left[0] != "sym" or left[1] in _symbols(right) or right[0] == "sym":
@@ -368,22 +384,13 @@ def _solved(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
     return left[1], intervals
 
 
-def _solved_absolute(
-    signs: Sequence[str], parts: Sequence[Expr]
-) -> tuple[str, list[FormulaInterval]] | None:
+def _solved_absolute(signs: Sequence[str], parts: Sequence[Expr]) -> FormulaRegion | None:
     """|x - 1| < 2 as -1 < x < 3, 1 <= |x| <= 3 as two intervals."""
     place = next(place for place, part in enumerate(parts) if part[:2] == ("call", "abs"))
-    if len(signs) > 2 or (len(signs) == 2 and place != 1) or "" in map(_direction, signs):
-        return None
-    beside = [(_FLIPPED[signs[0]], parts[0])] if place else []
-    beside += [(signs[-1], parts[-1])] if place < len(signs) else []
-    bounds = {_direction(sign): (len(sign) == 1, bound) for sign, bound in beside}
     inside = parts[place][2]
     letter, *shift = inside[1:] if inside[0] == "+" else (inside,)
-    ends = [bound for _, bound in bounds.values()]
-    if letter[0] != "sym" or len(bounds) < len(signs) or any(map(_symbols, [*shift, *ends])):
-        return None
-    if any(_is_below(bound, ("num", "0")) for bound in ends):
+    bounds = _bounds(signs, parts, place)
+    if bounds is None or letter[0] != "sym" or any(map(_symbols, shift)):
         return None
     is_open, most = bounds.get("<", (True, _INFINITE))
     left, right = _moved(("neg", most), shift), _moved(most, shift)
@@ -396,8 +403,18 @@ def _solved_absolute(
     ]
 
 
-def _direction(sign: str) -> str:
-    return sign[0] if sign in ("<", "<=", ">", ">=") else ""
+def _bounds(
+    signs: Sequence[str], parts: Sequence[Expr], place: int
+) -> dict[str, tuple[bool, Expr]] | None:
+    """The most and the least that the part at a place may be, each with whether it is less or
+    more; None where they are no numbers, or below 0."""
+    beside = [(_FLIPPED.get(signs[0], ""), parts[0])] if place else []
+    beside += [(signs[-1], parts[-1])] if place < len(signs) else []
+    bounds = {sign[:1]: (len(sign) == 1, bound) for sign, bound in beside}
+    if len(beside) < len(signs) or len(bounds) < len(signs) or not bounds.keys() <= {"<", ">"}:
+        return None
+    unfit = any(_symbols(bound) or _is_below(bound, ("num", "0")) for _, bound in bounds.values())
+    return None if unfit else bounds
 
 
 def _moved(end: Expr, shift: Sequence[Expr]) -> Expr:
@@ -427,7 +444,7 @@ def _replaced(tree: Expr, name: str, digits: str) -> Expr:
     return changed(tree, lambda part: _replaced(part, name, digits))
 
 
-def _without_points(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
+def _without_points(tree: Expr) -> FormulaRegion | None:
     region, points = _region(tree[1]), tree[2]
     if region is None or len(region[1]) != 1 or points[0] != "set":
         return None
@@ -443,24 +460,31 @@ def _without_points(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
     return region[0], [*intervals, _interval(open_left, left, right, open_right)]
 
 
-def _joined(regions: list[tuple[str, list[FormulaInterval]]], word: str) -> Expr | None:
+def _as_region(parts: Sequence[Expr], word: str) -> Expr | None:
     """Inequalities for one letter as one region: all parts with "or", what two have in common with
     "and" or a comma. Points and several letters are none."""
+    regions = [region for part in parts if (region := _region(part))]
     names = {name for name, _ in regions}
-    if len(names) != 1 or "" in names:
+    inequalities = any(part[0] == "relation" for part in parts)
+    if len(regions) < len(parts) or len(names) != 1 or "" in names or not inequalities:
         return None
-    if word == "or":
-        intervals = [interval for _, each in regions for interval in each]
-        return ("region", names.pop(), tuple(intervals))
-    if len(regions) == 2 and all(len(each) == 1 for _, each in regions):
-        (one,), (other,) = (each for _, each in regions)
-        if _is_infinite(one[2]) and _is_infinite(other[1]):
-            one, other = other, one
-        if _is_infinite(one[1]) and _is_infinite(other[2]):
-            if _is_below(one[2], other[1]):  # x < 1, x > 2: people mean either
-                return ("region", names.pop(), (one, other))
-            return ("region", names.pop(), ((other[0], other[1], one[2], one[3]),))
-    return None
+    intervals = [interval for _, each in regions for interval in each]
+    kept = intervals if word == "or" else _in_common(intervals)
+    return kept and ("region", names.pop(), tuple(kept))
+
+
+def _in_common(intervals: list[FormulaInterval]) -> list[FormulaInterval] | None:
+    """Of two half lines, one to each side."""
+    if len(intervals) != 2:
+        return None
+    low, high = intervals
+    if _is_infinite(low[2]) and _is_infinite(high[1]):
+        low, high = high, low
+    if not (_is_infinite(low[1]) and _is_infinite(high[2])):
+        return None
+    if _is_below(low[2], high[1]):  # x < 1, x > 2: people mean either
+        return [low, high]
+    return [(*high[:2], *low[2:])]
 
 
 def _is_below(left: Expr, right: Expr) -> bool:
@@ -483,31 +507,29 @@ def _same_intervals(left: Expr, right: Expr) -> bool:
 def _same_values(left: Expr, right: Expr) -> bool:
     if left[0] == "base" or right[0] == "base":
         return _same_digits(left, right)
-    percents = [tree[1] for tree in (left, right) if tree[0] == "percent"]
-    if len(percents) == 2:
-        return _same_values(*percents)
-    if percents:
-        other = right if left[0] == "percent" else left
-        hundredth = ("/", percents[0], ("num", "100"))
-        return _same_values(percents[0], other) or _same_values(hundredth, other)
+    if left[0] == right[0] == "percent":
+        return _same_values(left[1], right[1])
+    if right[0] == "percent":
+        left, right = right, left
+    if left[0] == "percent":
+        hundredth = ("/", left[1], ("num", "100"))
+        return _same_values(left[1], right) or _same_values(hundredth, right)
     if {left[0], right[0]} == {"const"} or _is_infinite(left) or _is_infinite(right):
         return False  # equal ones are the same tree
     rounded = _is_rounded(left, right)
     exact = _exact(left), _exact(right)
     if not rounded and None not in exact:
         return exact[0] == exact[1]
-    compared = 0
-    points = zip(_values(left), _values(right), strict=True)
-    for number, (one, other) in enumerate(points):
-        if one is None or other is None:
-            continue
-        real = abs(mpmath.im(one)) < NOTHING and abs(mpmath.im(other)) < NOTHING
-        if number >= POSITIVE and not real:
-            continue
-        if not _close(one, other, rounded):
-            return False
-        compared += 1
-    return compared > 0
+    points = enumerate(zip(_values(left), _values(right), strict=True))
+    compared = [values for point, values in points if _is_compared(point, *values)]
+    return bool(compared) and all(_close(*values, rounded) for values in compared)
+
+
+def _is_compared(point: int, *values: Any) -> bool:
+    """Whether there are two values, and real ones where letters may be negative."""
+    if None in values:
+        return False
+    return point < POSITIVE or all(abs(mpmath.im(value)) < NOTHING for value in values)
 
 
 def _same_digits(left: Expr, right: Expr) -> bool:
@@ -563,24 +585,12 @@ def _exact(tree: Expr) -> Fraction | None:
     kind, parts = tree[0], tree[1:]
     if kind == "num":
         return Fraction(parts[0]) if parts[0].isdigit() else None
-    if kind not in ("+", "*", "/", "^", "neg", "!"):
+    if kind not in _EXACT_OPERATIONS:
         return None
     values = [_exact(part) for part in parts]
-    numbers = [value for value in values if value is not None]
-    if len(numbers) < len(values):
+    if None in values:
         return None
-    value: Fraction | None
-    if kind in ("+", "*"):
-        value = sum(numbers, Fraction(0)) if kind == "+" else prod(numbers, start=Fraction(1))
-    elif kind == "neg":
-        value = -numbers[0]
-    elif kind == "/":
-        value = numbers[0] / numbers[1] if numbers[1] else None
-    elif kind == "^":
-        value = _exact_power(*numbers)
-    else:
-        small = numbers[0].denominator == 1 and 0 <= numbers[0] <= 1000
-        value = Fraction(factorial(int(numbers[0]))) if small else None
+    value = _EXACT_OPERATIONS[kind](*values)
     return value if value is None or _bits(value) <= MOST_BITS else None
 
 
@@ -588,6 +598,21 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     if exponent.denominator > 1 or abs(exponent) * _bits(base) > MOST_BITS:
         return None
     return Fraction(base ** int(exponent)) if base or exponent > 0 else None
+
+
+def _exact_factorial(number: Fraction) -> Fraction | None:
+    small = number.denominator == 1 and 0 <= number <= 1000
+    return Fraction(factorial(int(number))) if small else None
+
+
+_EXACT_OPERATIONS: dict[str, Callable[..., Fraction | None]] = {
+    "+": lambda *numbers: sum(numbers, Fraction(0)),
+    "*": lambda *numbers: prod(numbers, start=Fraction(1)),
+    "/": lambda left, right: left / right if right else None,
+    "^": _exact_power,
+    "neg": lambda number: -number,
+    "!": _exact_factorial,
+}
 
 
 def _bits(value: Fraction) -> int:

@@ -75,6 +75,8 @@ _SEVERAL, _ACCENTS, _FIGURES, _FRACTIONS, _BINOMIALS, _MATRICES, _TIMES, _SHORT_
 _GREEK = {name[1:] for name in GREEK.values()} - {"pi"} | {*_TABLE["greek"].split()}
 _CONSTANTS = {word: ("const", name) for word, name in by_word(_TABLE["constants"]).items()}
 _AND_OR, _RELATIONS = by_word(_TABLE["joins"]), by_word(_TABLE["relations"])
+_NAMES = {*_FUNCTIONS, *_CONSTANTS, *_GREEK}
+_DIFFERENTIALS = {f"d{letter}" for letter in "xyztrsuvw"}
 _SETS, _AROUND = _TABLE["sets"], _TABLE["around"]
 _CHAINS = ("abcdefghijklmnopqrstuvwxyz", "pqrstuvwxyz")
 
@@ -103,7 +105,7 @@ def read_formula(answer: str) -> Expr | None:
 
 def is_word(letters: str) -> bool:
     """Whether letters are a word and no product of letters: Friday, odd; not abc or xy."""
-    if len(letters) < 2 or letters in _FUNCTIONS or letters in _CONSTANTS or letters in _GREEK:
+    if len(letters) < 2 or letters in _NAMES:
         return False
     small = letters.lower()
     if letters.isupper() and len(letters) < 4:
@@ -112,6 +114,16 @@ def is_word(letters: str) -> bool:
         return True
     product = not re.search("[aeiou]", small) or any(small in chain for chain in _CHAINS)
     return len(letters) > 3 and not product and not letters.isupper()
+
+
+def _length_of_name(run: str) -> int:
+    """How many letters the longest name has that a run begins with; 0 where it is a product."""
+    for length in range(len(run), 1, -1):
+        name, rest = run[:length], run[length:]
+        called = name in _FUNCTIONS and rest in ("x", "t")
+        if called or (name == "pi" and len(rest) == 1) or (not rest and name in _NAMES):
+            return length
+    return 0
 
 
 def nodes(tree: Expr) -> Iterator[Expr]:
@@ -373,7 +385,7 @@ class _Reader:
             self.at += 1
             return self.number(value, single)
         if kind == "letters":
-            return self.letters(single)
+            return self.letters()
         if kind == "text":
             return self.text()
         if kind == "command":
@@ -413,38 +425,21 @@ class _Reader:
         self.at = start
         return number
 
-    def letters(self, single: bool) -> Expr:
+    def letters(self) -> Expr:
         run = self.peek()
-        place = self.at
         _need(len(run) <= LONGEST_RUN)
-        for length in range(len(run), 1, -1):  # the longest name first
-            name = run[:length]
-            whole = length == len(run)
-            if name in _FUNCTIONS and (whole or run[length:] in ("x", "t")):
-                self.split(length)
-                return self.function(_FUNCTIONS[self.take()])
-            if name in _CONSTANTS and (whole or (name == "pi" and len(run) == 3)):
-                self.split(length)
-                self.at += 1
-                return _CONSTANTS[name]
-            if name in _GREEK and whole:
-                self.at += 1
-                return self.symbol(name)
-        for length in range(1, min(3, len(run) - 1)):  # xsin(x), 2xln(x)
-            if run[length:] in _FUNCTIONS and self.peek(1) == "(":
-                self.split(1)
-                return self.letters(single)
-        _need(not is_word(run))
-        if len(run) == 2 and run[0] == "d" and run[1] in "xyztrsuvw":
-            self.at += 1
-            return ("sym", run)
-        if len(run) > 1:
-            self.split(1)
-        self.at = place + 1
-        letter = run[0]
-        if self.peek() != "'" and self.peek() != "_" and letter in _CONSTANTS:
-            return _CONSTANTS[letter]
-        return self.symbol(letter)
+        length = _length_of_name(run)
+        if not length:
+            called = self.peek(1) == "(" and (run[1:] in _FUNCTIONS or run[2:] in _FUNCTIONS)
+            _need(called or not is_word(run))  # xsin(x), 2xln(x)
+            length = 2 if run in _DIFFERENTIALS else 1
+        self.split(length)
+        name = self.take()
+        if name in _FUNCTIONS:
+            return self.function(_FUNCTIONS[name])
+        if name in _CONSTANTS and (length > 1 or self.peek() not in ("'", "_")):
+            return _CONSTANTS[name]
+        return self.symbol(name)
 
     def split(self, length: int) -> None:
         """Part the letters or digits that stand next."""
@@ -531,6 +526,23 @@ class _Reader:
     def function(self, name: str) -> Expr:
         if name == "sqrt":
             return self.root()
+        base, exponent = self.scripts()
+        if name == "log" and self.kind() == "number" and self.peek(1) == "(" and not self.spaced():
+            base = ("num", self.take())
+        _need(base is None or name == "log")
+        if exponent == ("neg", ("num", "1")):
+            name, exponent = f"a{name}", None
+        arguments = self.arguments()
+        if name in _SEVERAL and arguments[0][0] == "brackets":
+            arguments = list(arguments[0][3:])
+        _need(len(arguments) == 1 or name in _SEVERAL)
+        if name in ("log", "lg"):
+            arguments.append(base or ("num", "10"))
+        call: Expr = ("call", name, *arguments)
+        return call if exponent is None else ("^", call, exponent)
+
+    def scripts(self) -> tuple[Expr | None, Expr | None]:
+        """The subscript and the exponent of a function, in any order."""
         base: Expr | None = None
         exponent: Expr | None = None
         for _ in range(2):
@@ -538,21 +550,7 @@ class _Reader:
                 base = self.log_base()
             elif self.accept("^", "**"):
                 exponent = self.exponent()
-        if name == "log" and self.kind() == "number" and self.peek(1) == "(" and not self.spaced():
-            base = ("num", self.take())
-        _need(base is None or name == "log")
-        if name in ("log", "lg") and base is None:
-            base = ("num", "10")
-        if exponent == ("neg", ("num", "1")):
-            name, exponent = f"a{name}", None
-        arguments = self.arguments()
-        if name in _SEVERAL and arguments[0][0] == "brackets":
-            arguments = list(arguments[0][3:])
-        _need(len(arguments) == 1 or name in _SEVERAL)
-        if base and name in ("log", "lg"):
-            arguments.append(base)
-        call: Expr = ("call", name, *arguments)
-        return call if exponent is None else ("^", call, exponent)
+        return base, exponent
 
     def log_base(self) -> Expr:
         if self.kind() == "number" and self.peek(1) in ("(", "{", "|"):

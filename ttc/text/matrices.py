@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ttc.text.formulas import Expr, changed, nodes
 
 MOST_NODES = 20_000
@@ -13,30 +15,30 @@ _NO_NUMBERS = ("list", "set", "brackets", "union", "minus", "relation", "dots")
 def worked_out(tree: Expr) -> Expr:
     """A tree in which each sum, product or power of matrices is the matrix that it gives."""
     tree = changed(tree, worked_out)
-    parts = tree[1:]
-    if tree[0] == "+" and all(part[0] == "matrix" for part in parts):
-        return _sum(parts) or tree
-    if tree[0] == "neg" and parts[0][0] == "matrix":
-        return _times(("num", "-1"), parts[0]) or tree
-    if tree[0] == "/" and parts[0][0] == "matrix":
-        return _times(("/", ("num", "1"), parts[1]), parts[0]) or tree
-    if tree[0] == "^" and parts[0][0] == "matrix" and parts[1][0] == "num":
-        exponent = parts[1][1]
-        return (_product((parts[0],) * int(exponent)) if exponent in "23456" else None) or tree
-    if tree[0] == "*" and any(part[0] == "matrix" for part in parts):
-        return _product(parts) or tree
-    return tree
+    work = _OPERATIONS.get(tree[0])
+    if work is None or not any(map(_is_matrix, tree[1:])):
+        return tree
+    return work(*tree[1:]) or tree
 
 
-def _sum(matrices: tuple[Expr, ...]) -> Expr | None:
-    shapes = {tuple(map(len, matrix[1:])) for matrix in matrices}
-    if len(shapes) > 1 or sum(map(_nodes, matrices)) > MOST_NODES:
+def _is_matrix(tree: Expr) -> bool:
+    return bool(tree[0] == "matrix")
+
+
+def _sum(*terms: Expr) -> Expr | None:
+    shapes = {tuple(map(len, term[1:])) if _is_matrix(term) else None for term in terms}
+    if len(shapes) > 1 or sum(map(_nodes, terms)) > MOST_NODES:
         return None
-    rows = zip(*(matrix[1:] for matrix in matrices), strict=True)
+    rows = zip(*(matrix[1:] for matrix in terms), strict=True)
     return ("matrix", *(tuple(("+", *entry) for entry in zip(*row, strict=True)) for row in rows))
 
 
-def _product(factors: tuple[Expr, ...]) -> Expr | None:
+def _power(base: Expr, exponent: Expr) -> Expr | None:
+    times = int(exponent[1]) if exponent[0] == "num" and exponent[1] in "23456" else 0
+    return _product(*[base] * times) if times and _is_matrix(base) else None
+
+
+def _product(*factors: Expr) -> Expr | None:
     product: Expr | None = factors[0]
     for factor in factors[1:]:
         product = None if product is None else _times(product, factor)
@@ -44,29 +46,41 @@ def _product(factors: tuple[Expr, ...]) -> Expr | None:
 
 
 def _times(left: Expr, right: Expr) -> Expr | None:
-    """The product of two matrices, or of a matrix and a number."""
-    if right[0] != "matrix":
+    if _is_matrix(left) and _is_matrix(right):
+        return _product_of_two(left, right)
+    if _is_matrix(left):
         left, right = right, left
-    if right[0] != "matrix":
-        return ("*", left, right)
-    if left[0] in _NO_NUMBERS:
+    return _scaled(left, right) if _is_matrix(right) else ("*", left, right)
+
+
+def _scaled(number: Expr, matrix: Expr) -> Expr | None:
+    entries = sum(len(row) for row in matrix[1:])
+    if number[0] in _NO_NUMBERS or _nodes(number) * entries + _nodes(matrix) > MOST_NODES:
         return None
+    return ("matrix", *(tuple(("*", number, entry) for entry in row) for row in matrix[1:]))
+
+
+def _product_of_two(left: Expr, right: Expr) -> Expr | None:
     rows, columns = left[1:], list(zip(*right[1:], strict=False))
-    if left[0] != "matrix":
-        if _nodes(left) * len(right) * len(columns) + _nodes(right) > MOST_NODES:
-            return None
-        return ("matrix", *(tuple(("*", left, entry) for entry in row) for row in right[1:]))
     fits = {len(row) for row in rows} == {len(right) - 1}
-    even = len({len(row) for row in right[1:]}) == 1
-    if not fits or not even:
-        return None
-    if _nodes(left) * len(columns) + _nodes(right) * len(rows) > MOST_NODES:
+    even = {len(row) for row in right[1:]} == {len(columns)}
+    size = _nodes(left) * len(columns) + _nodes(right) * len(rows)
+    if not fits or not even or size > MOST_NODES:
         return None
 
     def entry(row: Expr, column: Expr) -> Expr:
         return ("+", *(("*", *pair) for pair in zip(row, column, strict=True)))
 
     return ("matrix", *(tuple(entry(row, column) for column in columns) for row in rows))
+
+
+_OPERATIONS: dict[str, Callable[..., Expr | None]] = {
+    "+": _sum,
+    "*": _product,
+    "^": _power,
+    "neg": lambda part: _scaled(("num", "-1"), part),
+    "/": lambda left, right: _times(("/", ("num", "1"), right), left) if _is_matrix(left) else None,
+}
 
 
 def _nodes(tree: Expr) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from ttc.errors import InvalidInput
 from ttc.text.chat import ANSWER, QUESTION, chat_text, end_of_prompt, template_text
 from ttc.text.prompt import PromptTemplate
-from ttc.text.thinking_marks import ends_in_thought, mark_text
+from ttc.text.thinking_marks import ThinkingMarks, ends_in_thought, mark_text
 from ttc.text.thinking_models import THOUGHT, THOUGHT_KEYS
 from ttc.text.thoughts import Mode, Thoughts
 
@@ -112,19 +112,24 @@ def without_thought(tokenizer: Any, thoughts: Thoughts | None = None) -> tuple[d
     marks = thoughts.marks
     end = end_of_prompt(QUESTION, tokenizer, options) or ""
     cuts = [cut for cut in marks.cuts(end + lead) if cut.thinks is not None]
-    closed = bool(cuts) and not cuts[-1].thinks
-    if closed or (not cuts and (options or lead)):
+    if (cuts and not cuts[-1].thinks) or (not cuts and (options or lead)):
         return options, lead
     thought = dict.fromkeys(THOUGHT_KEYS, THOUGHT)
     written = _before_answer(prompt, thought, tokenizer, options).replace(THOUGHT, "")
     if written and not ends_in_thought(marks.cuts(end + written), begun=False):
         return options, written
-    blank = "\n" if end.endswith("\n") else ""
     if cuts:
-        return options, f"{blank}{marks.closing}\n\n"
-    if not all(isinstance(mark, str) for mark in marks.begin[:1]):
-        return options, mark_text(marks.end[0])
-    return options, f"{marks.begin[0]}\n\n{marks.closing}\n\n" if marks.begin else ""
+        return options, ("\n" if end.endswith("\n") else "") + f"{marks.closing}\n\n"
+    return options, _empty_thought(marks)
+
+
+def _empty_thought(marks: ThinkingMarks) -> str:
+    if not marks.begin:
+        return ""
+    begin = marks.begin[0]
+    if isinstance(begin, str):
+        return f"{begin}\n\n{marks.closing}\n\n"
+    return mark_text(marks.end[0])
 
 
 def _before_answer(

@@ -74,7 +74,7 @@ def check_gold(gold: str, kind: str) -> None:
 
 
 def _text(text: str) -> str | None:
-    stated = [one for one in statements(plain(text)) if one.linked]
+    stated = [one for one in statements(plain(text)) if one.linked and not one.corrects]
     rest = text[stated[-1].place :] if stated else text
     lines = [line.strip(" *.") for line in rest.strip().splitlines() if line.strip(" *.")]
     return (lines[0] if stated else lines[-1]) if lines else None

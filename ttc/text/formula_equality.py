@@ -470,7 +470,7 @@ def _as_region(parts: Sequence[Expr], word: str) -> Expr | None:
         return None
     intervals = [interval for _, each in regions for interval in each]
     kept = intervals if word == "or" else _in_common(intervals)
-    return kept and ("region", names.pop(), tuple(kept))
+    return ("region", names.pop(), tuple(kept)) if kept else None
 
 
 def _in_common(intervals: list[FormulaInterval]) -> list[FormulaInterval] | None:

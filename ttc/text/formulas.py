@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ttc.text.numbers import in_digits
+from ttc.text.number_words import in_digits
 from ttc.text.tables import by_word, table
 from ttc.text.typed_math import GREEK, with_commands
 

@@ -9,7 +9,17 @@ from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 
 from ttc.text.boxes import after_cut, last_box
-from ttc.text.statements import CLOSED_SCRIPTS, MARKS, Statement, alternatives, plain, statements
+from ttc.text.statements import (
+    ANSWERS,
+    CHOICES,
+    CLOSED_SCRIPTS,
+    MARKS,
+    Nouns,
+    Statement,
+    alternatives,
+    plain,
+    statements,
+)
 from ttc.text.tables import LATIN, WORDS, languages
 
 # Quantifiers that keep what they took (++, *+) and limited ones make every pattern linear.
@@ -23,7 +33,10 @@ _ARTICLE = re.compile(
     r"[ \t]++(?!(?:is|because|since|as|for|and|or|not|due|from|when|here|over)\b)[a-z]"
 )
 """Follows A and I where they are English words; before these small words they may be choices."""
+_NO_ARTICLE = re.compile(f"(?!{_ARTICLE.pattern})")
 _CLAUSE_END = re.compile(r"[)\]}*_`$\"'”’»]*+(?:\s*+$|[.,;:!?)\]}]|\s++(?:because|since|as|for)\b)")
+_SMALL_END = re.compile(rf"\) |{_CLAUSE_END.pattern}")
+_ANYTHING = re.compile("")
 _LINE_END = re.compile(r"[^\w\n]*+(?:\n|$)")
 _SENTENCE_END = re.compile(r"[)\]}*_`]*+(?:[.!?]|\s*$)")
 _SENTENCE = re.compile(r"[.!?\n。！？]")
@@ -47,7 +60,7 @@ def stated_choice(text: str, letters: str | None = None) -> str | None:
     letters: those of the problem's choices, if they are known; others are no answer.
     """
     text = _with_signs(plain(text))
-    choices = [letter for _, letter in _stated(text, _signs(text, letters)) if letter]
+    choices = [letter for _, letter in _stated(text, _signs(text, letters), ANSWERS) if letter]
     return choices[-1] if choices else None
 
 
@@ -60,7 +73,7 @@ def find_choice(text: str, letters: str | None = None) -> str | None:
     """
     text = _with_signs(plain(after_cut(text)))
     signs = _signs(text, letters)
-    stated = dict(_stated(text, signs, options=True))
+    stated = dict(_stated(text, signs, CHOICES))
     if (box := last_box(text)) and (letter := _first(box.content, signs)) is not None:
         stated[box.start] = letter
     last = max(stated, default=0)
@@ -98,8 +111,10 @@ _REASON = re.compile(
 "none of the above, as (A) and (D) fail"."""
 
 
-def _stated(text: str, signs: Letters, options: bool = False) -> Iterator[tuple[int, str]]:
-    for statement in statements(text, options):
+def _stated(text: str, signs: Letters, nouns: Nouns) -> Iterator[tuple[int, str]]:
+    for statement in statements(text, nouns):
+        if statement.corrects and nouns == ANSWERS:
+            continue
         if (letter := _letter_of(text, statement, signs)) is not None:
             yield statement.place, letter
 
@@ -112,30 +127,30 @@ def _letter_of(text: str, statement: Statement, signs: Letters) -> str | None:
     opening = _OPENING.match(text, statement.place)
     at = opening.end() if opening else statement.place
     sign = text[at : at + 1]
-    letter = signs.get(sign) or signs.get(sign.upper(), "") if sign else None
+    letter = signs.get(sign) or signs.get(sign.upper(), "") if sign else ""
     if letter and (several := _SEVERAL.match(text, at)):
         stated = statement.linked or statement.language.bare
         return "" if stated and len(set(several[0]) & set(signs)) > 1 else None
-    if (
-        not letter
-        or not _ends(text, at)
-        or _is_wrong(text, at + 1)
-        or text[at + 1 : at + 2] in ("、", "/")
-    ):
+    is_sign = bool(letter) and _ends(text, at) and not _NO_CHOICE.match(text, at - 1)
+    if not is_sign or _is_wrong(text, at + 1):
         return None
-    if sign in "가나다라마" and text[at - 1].isalpha():  # 정답이다: "is the answer"
-        return None
-    if statement.hashes or (not statement.linked and statement.language.is_english):
-        return letter if _LINE_END.match(text, at + 1) else None
+    return letter if _end_after(sign, statement).match(text, at + 1) else None
+
+
+def _end_after(sign: str, statement: Statement) -> re.Pattern[str]:
+    """What stands behind a letter that is stated."""
+    english = statement.language.is_english
+    if statement.hashes or (english and not statement.linked):
+        return _LINE_END
     if not statement.linked and not statement.language.bare:
-        return letter if _SENTENCE_END.match(text, at + 1) else None
-    if sign in "AI" and statement.language.is_english and _ARTICLE.match(text, at + 1):
-        return None
-    if sign.islower() and sign.isascii() and not _CLAUSE_END.match(text, at + 1):
-        return letter if text.startswith(") ", at + 1) else None
-    return letter
+        return _SENTENCE_END
+    if sign in "AI" and english:
+        return _NO_ARTICLE
+    return _SMALL_END if sign.islower() and sign.isascii() else _ANYTHING
 
 
+_NO_CHOICE = re.compile(r"(?s:.)\w[、/]|[^\W\d_][가나다라마]")
+"""One of several choices; 정답이다, "is the answer"."""
 _NONE = re.compile(rf"[\s*_:(】]*+(?:{WORDS['none']})", re.IGNORECASE)
 _ONE_MORE = (
     r"[)\]*\s]{0,4}+(?:[,、，/]|\b(?:and|or|und|et|y|e|и)\b|和|与|與|及|或)\s?"
@@ -185,47 +200,72 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
     """How a letter is named at a place, or None where it is not: a word's part, an article, a
     choice that is said to be wrong."""
     end = at + 1
+    before = text[max(0, at - 60) : at]
     if not _stands_alone(text, at) or _is_wrong(text, end):
         return None
-    before, after = text[max(0, at - 60) : at], text[end : end + 24]
     if sign.isascii() and sign.islower():
-        bracketed = before.endswith(("(", "[", "**")) and after.startswith((")", "]", "**"))
-        bracketed = bracketed and (len(text) < 40 or _CLAUSE_END.match(text, end) is not None)
-        return _SMALL if bracketed and not before[-2:-1].isalnum() else None
+        return _SMALL if _is_bracketed(text, at) else None
     article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before.lower())
-    right = None if article else _following("right").match(text, end)
-    if right and not _IF.search(_SENTENCE.split(before)[-1]):
+    if not article and _is_claimed(text, end, before, single):
         return _CLAIMED
-    if single and not article and _chosen().search(before.lower()):
-        return _CLAIMED
-    if (others := _OTHERS.match(text, end)) and _is_wrong(text, others.end()):
+    others = _OTHERS.match(text, end)
+    if _SUPPOSED.search(before) or (others and _is_wrong(text, others.end())):
         return None
-    if _SUPPOSED.search(before):
-        return None
-    line = before.rpartition("\n")[2]
-    if _LINE_END.match(text, end) and not re.search(r"\w", line):
-        return _ALONE if "\n" in before or at == len(before) else _MARKED
-    if _BRACKET_BEFORE.search(before) and _BRACKET_AFTER.match(text, end):
-        return _MARKED
-    if _BOLD_BEFORE.search(before) and _BOLD_AFTER.match(text, end):
-        return _MARKED
+    if marked := _marked_form(text, at, before):
+        return marked
     part = _PART_OF_A_NAME.match(text, end) or _FUNCTION.search(before)
     return _SINGLE if sign.isascii() and single and not article and not part else None
 
 
-_TOGETHER = re.compile(rf"(?:\b[Bb]oth\s|\*\*|\()[(*\s]{{0,3}}[A-J](?:{_ONE_MORE}[A-J]\b){{1,9}}+")
+def _marked_form(text: str, at: int, before: str) -> int | None:
+    line = before.rpartition("\n")[2]
+    if _LINE_END.match(text, at + 1) and not re.search(r"\w", line):
+        return _ALONE if line != before or at == len(before) else _MARKED
+    marked = any(left.search(before) and right.match(text, at + 1) for left, right in _AROUND)
+    return _MARKED if marked else None
+
+
+def _is_bracketed(text: str, at: int) -> bool:
+    """Whether (b), [b] or **b** stands alone, in a longer text at a clause's end."""
+    before, after = text[max(0, at - 3) : at], text[at + 1 : at + 3]
+    if not before.endswith(("(", "[", "**")) or not after.startswith((")", "]", "**")):
+        return False
+    if len(text) >= 40 and not _CLAUSE_END.match(text, at + 1):
+        return False
+    return not before[-2:-1].isalnum()
+
+
+def _is_claimed(text: str, end: int, before: str, single: bool) -> bool:
+    if single and _chosen().search(before.lower()):
+        return True
+    right = _following("right").match(text, end)
+    return right is not None and not _IF.search(_SENTENCE.split(before)[-1])
+
+
+_TOGETHER = re.compile(
+    rf"(?:\b[Bb]oth\s|\*\*|\()[(*\s]{{0,3}}[A-J](?:{_ONE_MORE}[A-J]\b){{1,9}}+"
+    rf"|(?<!\w)[A-J](?:{_ONE_MORE}[A-J]\b){{1,9}}+(?<= (?:and|.or) .)(?= are both\b|\.?\s*$)"
+)
 _OTHERS = re.compile(rf"(?:{_ONE_MORE}[A-J](?![\w'’])){{1,9}}+")
-_BRACKET_BEFORE = re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$")
-_BRACKET_AFTER = re.compile(r"\s?[)\]](?!-\w)")
-_BOLD_BEFORE = re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$")
-_BOLD_AFTER = re.compile(r"\)?[.:]?(?:\*\*|__|\})")
+_AROUND = (
+    (re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$"), re.compile(r"\s?[)\]](?!-\w)")),
+    (
+        re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$"),
+        re.compile(r"\)?[.:]?(?:\*\*|__|\})"),
+    ),
+)
+"""What marks a letter: (B), **B**."""
 _PART_OF_A_NAME = re.compile(r"[)\]]?-[A-Za-z0-9]")
-_FUNCTION = re.compile(r"(?:^|[^A-Za-z])[A-Za-z][(\[]$|(?:[Vv]itamin|[Hh]epatitis|[Tt]ype)\s$")
+_FUNCTION = re.compile(
+    r"(?:^|[^A-Za-z])[A-Za-z][(\[]$|(?:[Vv]itamin|[Hh]epatitis|[Tt]ype|[Pp]lan)\s$"
+)
 
 
 def _stands_alone(text: str, at: int) -> bool:
     """Whether a letter is no part of a word. Letters of scripts without blanks may touch it."""
     before = text[max(0, at - 1) : at]
+    if text[at] in _CIRCLED:
+        return True
     if not text[at].isascii():
         return _OWN_WORD.match(before) is None and _ends(text, at)
     quoted = before in ("'", "’") and text[at + 1 : at + 2] == before
@@ -235,11 +275,14 @@ def _stands_alone(text: str, at: int) -> bool:
 def _ends(text: str, at: int) -> bool:
     """Whether a word ends with the letter at a place."""
     after = text[at + 1 : at + 3]
+    if text[at] in _CIRCLED:
+        return True
     if not text[at].isascii():
         return _OWN_WORD.match(after) is None or _PARTICLE.match(after) is not None
     return _WORD_GOES_ON.match(after) is None or _JOINED_VERB.match(text, at + 1) is not None
 
 
+_CIRCLED = "①②③④⑤⑥⑦⑧⑨⑩"
 _LATIN_WORD = re.compile(rf"{_WORD}|['’\\-]")
 _WORD_GOES_ON = re.compile(rf"['’]?{_WORD}")
 _OWN_WORD = re.compile(rf"[\w{MARKS}]")
@@ -255,7 +298,7 @@ def _is_wrong(text: str, end: int) -> bool:
 def _following(field: str) -> re.Pattern[str]:
     """What is said of the letter before: the words of a column of the table."""
     words = alternatives(getattr(language, field) for language in languages())
-    return re.compile(rf"[)\]*_}}\"'”’»」』】$\s]{{0,8}}+(?:{words})", re.MULTILINE)
+    return re.compile(rf"[)\]*_}}\"'”’»」』】$ \t]{{0,8}}+(?:{words})", re.MULTILINE)
 
 
 @cache

@@ -6,25 +6,25 @@ import re
 from functools import cache
 
 from ttc.text.boxes import after_cut, boxed
+from ttc.text.number_words import NUMBER_WORD, last_in_signs, number_in_words
 from ttc.text.numbers import (
     BREAKS_OFF,
     CURRENCIES,
     MAGNITUDE,
     MINUS,
-    NUMBER_WORD,
     POWER_OF_TEN,
     THOUSANDS,
     as_number,
     hyphened,
-    last_in_signs,
-    number_in_words,
     plain_numbers,
 )
 from ttc.text.statements import (
     CLOSED_SCRIPTS,
+    RESULTS,
     Statement,
     clause,
     decimal_comma,
+    is_explained,
     plain,
     statements,
 )
@@ -97,14 +97,14 @@ def stated_number(text: str) -> str | None:
     """The number right after the last `####`, "answer is" or "Answer:", in any language of
     `languages.toml`, in digits or words, of an equation its result. Headings (`#### 2.
     Subtract`) and lists below "Answer:" state none."""
-    return _stated(_plain(text))
+    return _stated(_plain(text), strict=True)
 
 
 def find_number(text: str) -> str | None:
     """The number that is stated, else the last one in a `\\boxed{}`, else the only one of a stated
-    clause, else the last one."""
+    clause, else the last result that nothing but a reason follows, else the last one."""
     text = _plain(after_cut(text))
-    number = _stated(text) or _in_a_box(text) or _in_a_clause(text)
+    number = _stated(text) or _in_a_box(text) or _in_a_clause(text) or _in_a_result(text)
     if number is not None:
         return number
     comma = decimal_comma(text)
@@ -122,10 +122,13 @@ _SHORT = re.compile(r"(?:k(?<=\dk)|bn(?<=\dbn)| bn(?<=\d bn))" + BREAKS_OFF + ")
 
 
 def last_number(text: str, comma: bool = False) -> re.Match[str] | None:
-    last = None
-    for number in _number(comma).finditer(text):
-        last = number
-    return last
+    """Mostly in the last line with a digit, so that no other is searched before it."""
+    line = text.rfind("\n", 0, max(map(text.rfind, "0123456789"), default=0)) + 1
+    for start in dict.fromkeys((line, 0)):
+        numbers = list(_number(comma).finditer(text, start))
+        if numbers:
+            return numbers[-1]
+    return None
 
 
 def _counted(text: str, comma: bool) -> re.Match[str] | None:
@@ -158,8 +161,8 @@ _COUNTED = re.compile(
 )
 
 
-def _stated(text: str) -> str | None:
-    stated = statements(text)
+def _stated(text: str, strict: bool = False) -> str | None:
+    stated = [one for one in statements(text) if not (strict and one.corrects)]
     comma = decimal_comma(text) if stated else False
     for statement in reversed(stated):
         joined = statement.linked or statement.language.bare
@@ -179,8 +182,10 @@ def _result(text: str, statement: Statement, comma: bool) -> str | None:
     number = _number_here(comma).match(text, place)
     if number and alone and _GOES_ON.match(text, number.end()):
         number = alone
+    if number and _DENIED.match(text, number.end()):
+        return None
     if number is None:
-        return number_in_words(text, place)
+        return number_in_words(text, place, statement.language.code)
     if _begins_a_list(text, statement, number.start(1)):
         return None
     return _spelling(text, number, comma)
@@ -198,17 +203,39 @@ def _in_a_clause(text: str) -> str | None:
     stated = statements(text)
     comma = decimal_comma(text) if stated else False
     for statement in reversed(stated):
-        if statement.linked and not _LIST.match(text, statement.place):
-            sentence = clause(text, statement.place)
-            numbers = list(_number(comma).finditer(sentence))
-            if len(numbers) > 1 and (part := _PER.search(sentence, numbers[0].end())):
-                sentence = sentence[: part.start()]
-                numbers = [number for number in numbers if number.end() <= len(sentence)]
-            if len(numbers) == 1 and not _NOT_ALONE.search(sentence):
-                return _spelling(sentence, numbers[0], comma)
+        place = statement.place
+        if not statement.linked or statement.corrects or _LIST.match(text, place):
+            continue
+        if number := _only_number(clause(text, place), comma):
+            return number
     return None
 
 
+def _in_a_result(text: str) -> str | None:
+    """The number of the last result, as in "Das Ergebnis ist 42, denn 6 mal 7 ist 42"."""
+    text = text[-LONGEST_END:]
+    told = [one.place for one in statements(text, RESULTS) if one.linked or one.language.bare]
+    if not told:
+        return None
+    said = clause(text, told[-1]).partition("(")[0]
+    explained = is_explained(text[text.index(said, told[-1]) + len(said) :])
+    return _only_number(said, decimal_comma(text)) if explained else None
+
+
+LONGEST_END = 600
+
+
+def _only_number(sentence: str, comma: bool) -> str | None:
+    numbers = list(_number(comma).finditer(sentence))
+    if len(numbers) > 1 and (part := _PER.search(sentence, numbers[0].end())):
+        sentence = sentence[: part.start()]
+        numbers = [number for number in numbers if number.end() <= len(sentence)]
+    if len(numbers) != 1 or _NOT_ALONE.search(sentence):
+        return None
+    return _spelling(sentence, numbers[0], comma)
+
+
+_DENIED = re.compile(rf"\s?(?:{WORDS['denied_behind']})")
 _NOT_ALONE = re.compile(rf"\b(?:{WORDS['relates']})\b")
 _PER = re.compile(rf"\s(?:{WORDS['per']})\s(?=\d)|(?<=[{CLOSED_SCRIPTS}])[,，](?!\d)")
 """What parts an answer from what it is for: 64,80 zł for 4 tickets."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from operator import attrgetter
 from typing import NamedTuple
@@ -53,13 +53,15 @@ _HASHES = re.compile("####(?!#)(?<!#####)")
 
 class Statement(NamedTuple):
     """start: where its noun or mark begins. place: where its answer does, with what markup it has.
-    linked: whether a verb, a colon or a new line stands before the answer."""
+    linked: whether a verb, a colon or a new line stands before the answer. corrects: whether it
+    takes another one back, as in "Wait, that's wrong: it should be 12"."""
 
     start: int
     place: int
     language: Language
     linked: bool = True
     hashes: bool = False
+    corrects: bool = False
 
 
 def plain(text: str) -> str:
@@ -67,27 +69,53 @@ def plain(text: str) -> str:
     return text.translate(_PLAIN) if _NOT_PLAIN.search(text) else text
 
 
-@lru_cache(maxsize=1)  # the readings of a text ask for them in turn
-def statements(text: str, options: bool = False) -> list[Statement]:
-    """The statements of a text, which is `plain`, in their order.
+Nouns = tuple[str, ...]
+"""Columns of `languages.toml`."""
+ANSWERS: Nouns = ("answer",)
+CHOICES: Nouns = ("answer", "option")
+RESULTS: Nouns = ("result",)
 
-    options: also those whose noun is one of several choices, as in "the right option is B".
-    """
-    statements = [
-        Statement(*mark.span(), languages()[0], hashes=True) for mark in _HASHES.finditer(text)
-    ]
+
+@lru_cache(maxsize=2)  # the readings of a text ask for them in turn
+def statements(text: str, nouns: Nouns = ANSWERS) -> list[Statement]:
+    """The statements of a text, which is `plain`, in their order."""
+    marks = () if nouns == RESULTS else _HASHES.finditer(text)
+    statements = [Statement(*mark.span(), languages()[0], hashes=True) for mark in marks]
     denied: set[int] = set()  # a noun of several languages is denied in any of them
-    for language, first in _spoken(text, options):
-        for head in _head(language, options).finditer(text, first):
+    for language, first in _spoken(text, nouns):
+        for head in _head(language, nouns).finditer(text, first):
             start, end = head.span()
             before = text[max(0, start - _LONGEST_DENIAL) : start]
             if _denied(language).search(before):
                 denied.add(start)
-            elif _states(before, head, language):
+            elif _states(before, head, language) and not _is_negated(head, language):
                 linked = head["link"] is not None
                 statements.append(Statement(start, end, language, linked))
     kept = [statement for statement in statements if statement.start not in denied]
-    return sorted(kept, key=attrgetter("place"))
+    kept.sort(key=attrgetter("place"))
+    if kept and nouns != RESULTS:
+        kept += _corrections(text, kept[-1].place)
+    return kept
+
+
+def _corrections(text: str, start: int) -> Iterator[Statement]:
+    for one in _CORRECTIONS.finditer(text, start):
+        before = text[max(start, one.start() - 80) : one.start()]
+        if not _IF.search(_SENTENCES.split(before)[-1]):
+            yield Statement(*one.span(), languages()[0], corrects=True)
+
+
+_IF = re.compile(rf"\b(?i:{WORDS['if']})\b")
+
+
+_UP_TO = rf"(?:(?!\b(?:{WORDS['if']}|think|check)\b)[^\n?]){{0,120}}?"
+_VALUE_HERE = r"[\s*_$(]*+(?:\d[\d.,]*+|[A-J](?!\w))"
+_CORRECTIONS = re.compile(
+    rf"(?i:(?<!\w)(?:(?:{WORDS['correction']})\s?:"
+    rf"|(?:{WORDS['takes_back']})(?:{_UP_TO}(?<!\w)(?:{WORDS['instead']}):?|[,:.]?\s"
+    rf"(?={_VALUE_HERE}[)*_$.!]*+(?:\n|$))|{_UP_TO}(?=\b[\d.,]+\s?(?:{WORDS['instead_behind']})))))"
+    rf"(?={_VALUE_HERE}(?!\s(?:{WORDS['relates']})\b))"
+)
 
 
 def clause(text: str, place: int) -> str:
@@ -112,7 +140,7 @@ def decimal_comma(text: str) -> bool:
     if not _COMMA_OR_POINT.search(text):
         return False
     speakers = _speakers()
-    words = set(_WORD.findall(text[:4000].lower()))
+    words = _words_of(text[:4000].lower())
     counts = Counter(code for word in words for code in speakers.get(word, ()))
     english = counts.pop("en", 0)
     here = max(counts.values(), default=0)
@@ -121,6 +149,13 @@ def decimal_comma(text: str) -> bool:
 
 _COMMA_OR_POINT = re.compile(r"\d[.,]\d")
 _WORD = re.compile(r"[^\W\d_]+")
+_BETWEEN_WORDS = {code: " " for code in range(128) if not chr(code).isalpha()}
+
+
+def _words_of(text: str) -> set[str]:
+    return set(text.translate(_BETWEEN_WORDS).split() if text.isascii() else _WORD.findall(text))
+
+
 _CYRILLIC_OR_GREEK = re.compile("[\u0370-\u03ff\u0400-\u04ff]{3}")
 
 
@@ -135,27 +170,27 @@ def _speakers() -> dict[str, list[str]]:
     return speakers
 
 
-def _spoken(text: str, options: bool) -> list[tuple[Language, int]]:
+def _spoken(text: str, nouns: Nouns) -> list[tuple[Language, int]]:
     """The languages that have a noun in the text, with the place of the first one."""
-    spaced, joined = _table(options)
-    nouns = [noun for word in spaced.keys() & set(_WORD.findall(text)) for noun in spaced[word]]
+    spaced, joined = _table(nouns)
+    found = [noun for word in spaced.keys() & _words_of(text) for noun in spaced[word]]
     if not text.isascii():
-        nouns += [pair for sign in joined.keys() & set(text) for pair in joined[sign]]
+        found += [pair for sign in joined.keys() & set(text) for pair in joined[sign]]
     first: dict[int, int] = {}
-    for noun, language in nouns:
+    for noun, language in found:
         if (place := text.find(noun)) >= 0:
             first[language] = min(place, first.get(language, place))
     return [(languages()[each], first[each]) for each in sorted(first)]
 
 
 @cache
-def _table(options: bool) -> tuple[dict[str, list[_Noun]], dict[str, list[_Noun]]]:
+def _table(nouns: Nouns) -> tuple[dict[str, list[_Noun]], dict[str, list[_Noun]]]:
     """The nouns of languages that part words, by their first letters that a mark or blank ends, and
     of the others by their first sign."""
     spaced: dict[str, list[_Noun]] = {}
     joined: dict[str, list[_Noun]] = {}
     for place, language in enumerate(languages()):
-        for noun in _cased(_nouns(language, options)):
+        for noun in _cased(_nouns(language, nouns)):
             if language.code in CLOSED_UP | _PREFIXED:
                 joined.setdefault(noun[0], []).append((noun, place))
             elif begin := _WORD.match(noun):
@@ -183,9 +218,15 @@ def _states(before: str, head: re.Match[str], language: Language) -> bool:
     return True
 
 
+def _is_negated(head: re.Match[str], language: Language) -> bool:
+    """Whether a verb is denied, as in "la respuesta no es A"."""
+    return not language.is_english and _NEGATION.search(head[0]) is not None
+
+
+_NEGATION = re.compile(rf"(?:{WORDS['negation']})")
 _UNIT = re.compile(r"\d [^\W\d_]{1,30}+(?:/| per )$")
 """What makes the noun a unit: "2 points/answer = 48"."""
-_SENTENCES = re.compile(r"[.!?]\s|\n")
+_SENTENCES = re.compile(r"[.!?]\s|[。！？\n]")
 _HEADING = re.compile(r"[\W\d]*+(?:[^\W\d_]++[\W]*+){0,3}")
 """What may stand before the noun of a heading."""
 
@@ -212,15 +253,15 @@ def _forms(word: str) -> list[str]:
     return list(dict.fromkeys((word, word[0].upper() + word[1:], word.upper())))
 
 
-def _nouns(language: Language, options: bool) -> str:
-    return "|".join(filter(None, (language.answer, language.option if options else "")))
+def _nouns(language: Language, nouns: Nouns) -> str:
+    return "|".join(filter(None, (getattr(language, column) for column in nouns)))
 
 
 @cache
-def _head(language: Language, options: bool) -> re.Pattern[str]:
+def _head(language: Language, nouns: Nouns) -> re.Pattern[str]:
     """A noun up to its answer. It begins with literals, which Python's engine searches fast."""
     spaced = _is_spaced(language)
-    nouns = "|".join(sorted(_cased(_nouns(language, options)), key=len, reverse=True))
+    named = "|".join(sorted(_cased(_nouns(language, nouns)), key=len, reverse=True))
     end = r"(?![^\W\d_])" if spaced else ""
     kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language.is_english else ""
     aside = rf"{_MARKUP}(?:\s?\([^()\n]{{0,60}}\))?+"
@@ -235,7 +276,7 @@ def _head(language: Language, options: bool) -> re.Pattern[str]:
     link = rf"{words}{_CLOSING}(?:{verbs}{_CLOSING}\s?+:?|(?P<sign>{_LINKS}))"
     new_line = r"[ \t]*+\n"
     joined = rf"(?P<link>{aside}{link}|{_CLOSING}{new_line})?"
-    return re.compile(rf"(?P<noun>{nouns}){end}{kind}{joined}{_hedges(language, end, verbs)}")
+    return re.compile(rf"(?P<noun>{named}){end}{kind}{joined}{_hedges(language, end, verbs)}")
 
 
 def _hedges(language: Language, end: str, verbs: str) -> str:
@@ -260,12 +301,33 @@ def _denied(language: Language) -> re.Pattern[str]:
 
 @cache
 def _ends() -> re.Pattern[str]:
+    return re.compile(
+        rf"[.!?]\s+(?![a-z\d])|,?\s+or\s+(?:{WORDS['about']})\b|[。।؟！？；;]|{_before_reasons()}"
+        rf"|\s*\((?=[a-z]{{2,}}\s)|,\s+(?!(?:{WORDS['joins']})\b)(?=[^\W\d_A-Z]{{2,}})"
+    )
+
+
+def _before_reasons() -> str:
     words = alternatives(language.ends for language in languages() if _is_spaced(language))
     closed = alternatives(language.ends for language in languages() if not _is_spaced(language))
-    return re.compile(
-        rf"[.!?]\s+(?![a-z\d])|,?\s+or\s+(?:{WORDS['about']})\b|[。।؟！？；;]|,?\s+(?:{words})(?![\w'’])|\s*\((?=[a-z]{{2,}}\s)"
-        rf"|,\s+(?!(?:{WORDS['joins']})\b)(?=[^\W\d_A-Z]{{2,}})|[，、,]?(?:{closed})"
-    )
+    return rf",?\s+(?:{words})(?![\w'’])|[，、,]?(?:{closed})"
+
+
+def is_explained(text: str) -> bool:
+    """Whether nothing but a reason, an aside or a check follows a result, as far as digits go."""
+    first, *others = _SENTENCES.split(text)
+    if _DIGIT.search(first) and not _explains().match(first):
+        return False
+    return all(_ASIDE.match(one) for one in others if _DIGIT.search(one))
+
+
+_DIGIT = re.compile(r"\d")
+_ASIDE = re.compile(rf"[\s*_>-]*(?:\(|(?i:{WORDS['check']})\b)")
+
+
+@cache
+def _explains() -> re.Pattern[str]:
+    return re.compile(rf"[\s*_]*(?:\(|{_before_reasons()})")
 
 
 def _is_spaced(language: Language) -> bool:

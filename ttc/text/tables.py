@@ -36,6 +36,7 @@ class Language:
     code: ISO 639-1.
     answer: nouns for an answer. A text without any of them states nothing here.
     option: nouns for one of several choices.
+    result: nouns for a result, which may be that of one step.
     link: what stands between the noun and the answer. A colon or = always may.
     bare: whether nothing need stand between, as where the verb comes last.
     hedge: what may stand behind the link: adverbs, doubts, articles.
@@ -52,6 +53,7 @@ class Language:
     code: str
     answer: str
     option: str = ""
+    result: str = ""
     link: str = ""
     bare: bool = False
     hedge: str = ""

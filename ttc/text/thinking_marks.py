@@ -110,15 +110,15 @@ class ThinkingMarks:
         starts = "|".join(re.escape(_start(mark)) for mark in self._ordered)
         marks = "|".join(f"({_expression(mark, starts)})" for mark in self._ordered)
         # most places are passed by their first character
-        first = "".join(map(re.escape, self._first_letters))
+        first = "".join(sorted({re.escape(start[0]) for start in self._starts}))
         return re.compile(f"(?=[{first}])(?:{marks})", re.DOTALL)
 
     @cached_property
-    def _first_letters(self) -> list[str]:
-        return sorted({_start(mark)[0] for mark in self.kinds})
+    def _starts(self) -> set[str]:
+        return set(map(_start, self.kinds))
 
     def cuts(self, text: str) -> list[Cut]:
-        if not any(letter in text for letter in self._first_letters):
+        if not any(start in text for start in self._starts):
             return []
         kinds = [self.kinds[mark] for mark in self._ordered]
         return [

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from ttc.text.numbers import CURRENCIES, MAGNITUDES, MAX_CHARS, plain_numbers
+from ttc.text.number_words import MAGNITUDES
+from ttc.text.numbers import CURRENCIES, MAX_CHARS, plain_numbers
 from ttc.text.tables import table
 
 _TABLE = table("units")

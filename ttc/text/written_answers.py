@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ttc.text.numbers import MAX_CHARS, hyphened, in_digits
+from ttc.text.number_words import in_digits
+from ttc.text.numbers import MAX_CHARS, hyphened
 from ttc.text.tables import WORDS
 
 _TEXT = re.compile(

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from ttc.text.numbers import CURRENCIES
+from ttc.text.numbers import CURRENCIES, VULGAR
+from ttc.text.statements import plain
 
 MAX_DIGITS = 40
 MAX_EXPONENT = 64
@@ -126,8 +127,10 @@ class Equation:
 
 
 def normalise(text: str) -> str:
-    for pattern, plain in _PLAIN:
-        text = pattern.sub(plain, text)
+    if not text.isascii():
+        text = plain(text).translate(VULGAR)
+    for pattern, written in _PLAIN:
+        text = pattern.sub(written, text)
     return text
 
 
@@ -205,25 +208,25 @@ def _lines(text: str) -> list[list[Token]]:
         kind, value = match.lastgroup or "", match.group()
         unknown = text[place:start].strip(" *")
         place = end
-        if kind == "word" and value.endswith("."):
-            kind = "name" if _is_unknown(text, value, start, lines[-1]) else kind
-            lines[-1].append(Token(kind, value, start, end))
-            if not text[end : end + 2].strip().isdigit():
-                lines.append([])
-            continue
-        if kind == "end" or unknown:
+        ends_a_word = kind == "word" and value.endswith(".")
+        if kind == "end" or (unknown and not ends_a_word):
             lines.append([])
         if kind == "end":
             continue
-        if value == "x" and not _is_times(text, start, end):
-            kind = "word"
-        named = kind in ("word", "number") and _is_unknown(text, value, start, lines[-1])
-        if named or kind == "clock":
-            kind = "name"
-        if kind in OPERATORS:
-            value = _SPELLINGS.get(value, value)
+        kind = _kind_of(kind, value, match, lines[-1])
+        value = _SPELLINGS.get(value, value) if kind in OPERATORS else value
         lines[-1].append(Token(kind, value, start, end))
+        if ends_a_word and not text[end : end + 2].strip().isdigit():
+            lines.append([])
     return lines
+
+
+def _kind_of(kind: str, value: str, match: re.Match[str], before: Sequence[Token]) -> str:
+    text, start = match.string, match.start()
+    if value == "x" and not _is_times(text, start, match.end()):
+        kind = "word"
+    named = kind in ("word", "number") and _is_unknown(text, value, start, before)
+    return "name" if named or kind == "clock" else kind
 
 
 def _is_unknown(text: str, value: str, start: int, before: Sequence[Token]) -> bool:

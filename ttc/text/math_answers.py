@@ -50,7 +50,8 @@ def find_expression(text: str) -> str | None:
     text = rest
     if (content := boxed(text)) is not None:
         return _pointed(content.strip(), text) or None
-    content = _stated(text) or stated_number(text) or _last_formula(text) or find_number(text)
+    content = _stated(text) or stated_number(text) or _several(text) or _last_formula(text)
+    content = content or _last_typed(text) or find_number(text)
     return content and _pointed(content, text)
 
 
@@ -58,7 +59,7 @@ def boxed_expression(text: str) -> str | None:
     return _pointed((boxed(text) or "").strip(), text) or None
 
 
-_COMMA = re.compile(r"([^\d,;()\[\]]*+)(\d[\d. ]*+,\d++)([^\d,;()\[\]]*+)")
+_COMMA = re.compile(r"([^\d,;()\[\]]*+)(\d[\d. ]*+(?:,|\{,\})\d++)([^\d,;()\[\]]*+)")
 
 
 def _pointed(content: str, text: str) -> str:
@@ -66,7 +67,7 @@ def _pointed(content: str, text: str) -> str:
     number = _COMMA.fullmatch(content)
     if number is None or not decimal_comma(text):
         return content
-    return number[1] + in_english(number[2], True) + number[3]
+    return number[1] + in_english(number[2].replace("{,}", ","), True) + number[3]
 
 
 def _stated(text: str) -> str | None:
@@ -142,6 +143,37 @@ def _last_formula_of(text: str, start: int = 0) -> str | None:
                 return content  # x - 2y = 0 is a line; k = 45, n = 2 are two answers
             return result if as_number(split_unit(result)[0]) is not None else content
     return None
+
+
+_NUMBER = r"[-−]?\d++(?:\.\d++)?"
+_SEVERAL = re.compile(
+    rf"(?<![\w$])\$?([A-Za-z]) ?= ?{_NUMBER}\$?"
+    rf"(?:(?:,? (?:or|and)|,) (?:\$?\1 ?= ?)?{_NUMBER}\$?)+(?=\W{{0,9}}$)"
+)
+_CONDITION = re.compile(r"\b(?:when|at|if|for|where|with|by)\W*$")
+_TYPED = re.compile(
+    rf"(?<![\w.:/]){_NUMBER}(?:(?: : |:){_NUMBER})+(?: ?[APap]\.?[Mm]\b)?"
+    r"|(?<![\w'′])\d+['′’] ?\d+(?:''|′′|[\"″”])"
+    rf"|(?<!\w)[(\[]{_NUMBER}(?:, ?{_NUMBER})+[)\]]"
+    r"|(?<!\d)\d*+√\(?\d++\)?"
+)
+"""Ratios and times of day, feet and inches, points and intervals, roots, as people type them."""
+
+
+def _several(text: str) -> str | None:
+    """Equations that end a text together: x = 1 or x = 3."""
+    found = _SEVERAL.search(text, max(0, len(text) - LONGEST_SENTENCE))
+    if found is None or _CONDITION.search(text[max(0, found.start() - 20) : found.start()]):
+        return None
+    return found[0].replace("$", "")
+
+
+def _last_typed(text: str) -> str | None:
+    """What is typed without LaTeX with the text's last digit in it."""
+    line = text.rstrip().rfind("\n") + 1
+    last = max((digit.start() for digit in _DIGIT.finditer(text, line)), default=-1)
+    typed = (one[0] for one in _TYPED.finditer(text, line) if one.start() <= last < one.end())
+    return next(typed, None)
 
 
 def _content(formula: re.Match[str]) -> str:

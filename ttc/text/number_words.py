@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
-from ttc.text.tables import WORDS, table
+from ttc.text.tables import WORDS, longest_first, table
 
 MAGNITUDES: dict[str, int] = WORDS["magnitudes"]
 """Words that multiply the number before them, in digits too, with their powers of ten."""
 
 
-def alternation(words: Iterable[str]) -> str:
-    """A pattern for words, the longest first."""
-    return "|".join(sorted(words, key=len, reverse=True))
-
-
 _TABLE = table("number_words")
 _SIGNED = rf"[\s*_`:({{「]*+(?P<minus>(?i:{WORDS['minus']})\s*+)?+(?P<words>"
 _END = r"[ *_`)}]*+(?:[.,;:!?(\n。！।۔]|$)"
-_UNIT = rf" (?!(?i:{WORDS['phrase']})\b)[^\W\d_]++"
-_UNIT_HERE = re.compile(_UNIT)
-_FOLLOWS_ENGLISH = rf"(?! +(?:{WORDS['phrase']})\b)"
-_FOLLOWS = rf"(?=[*_]*+(?:{_UNIT})?+(?:{WORDS['particle']})?+{_END})"
-"""Behind one of them, one more, the words are not the whole number; in other languages than English
-such words are not told, so that not much may follow."""
+_PHRASE = rf"(?:{WORDS['phrase']})\b"
+"""Behind one of them, one more, the words are not the whole number."""
 
 
 class _Part(NamedTuple):
@@ -38,35 +28,33 @@ class _Part(NamedTuple):
     multiplies: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class _Language:
-    """The words of a language for numbers. alone: see `number_words.toml`."""
+class _Words(NamedTuple):
+    """A language's words for numbers. here: finds a number. token: finds its parts, and "and"."""
 
     here: re.Pattern[str]
     token: re.Pattern[str]
     parts: dict[str, _Part]
-    alone: frozenset[str]
 
 
 @cache
-def _language(code: str) -> _Language | None:
-    row = _TABLE.get(code)
+def _words(language: str) -> _Words | None:
+    row = _TABLE.get(language)
     if row is None:
         return None
     parts = {word: _Part(Fraction(value)) for word, value in _plain_values(row)}
     for size in row.get("sizes", "").split():
         word, _, value = size.partition("=")
         parts[word] = _Part(Fraction(value), multiplies=True)
-    words, joins = alternation(parts), alternation(row.get("and", "").split()) or "(?!)"
+    words = longest_first(parts)
+    joins, alone = (longest_first(row.get(name, "").split()) or "(?!)" for name in ("and", "alone"))
     join = rf"(?:-| ++)?+(?:(?:{joins})(?:-| ++)?+)?+"
-    spelt = rf"(?i:(?:{words})(?:{join}(?:{words}))*+(?: and a half)?+)(?![\w-])"
-    follows = _FOLLOWS_ENGLISH if code == "en" else _FOLLOWS
-    return _Language(
-        re.compile(f"{_SIGNED}{spelt}){follows}"),
-        re.compile(f"({words})|{joins}"),
-        parts,
-        frozenset(row.get("alone", "").split()),
-    )
+    spelt = rf"(?:{words})(?:{join}(?:{words}))*+(?: and a half)?+"
+    follows = rf"(?! +{_PHRASE})"
+    if language != "en":  # not all phrases are known, so that only a word may follow
+        spelt = rf"(?!(?:{alone}) (?!{words})[^\W\d_]){spelt}"
+        follows = rf"(?=[*_]*+(?: (?!{_PHRASE})[^\W\d_]++)?+(?:{WORDS['particle']})?+{_END})"
+    here = rf"{_SIGNED}(?i:{spelt})(?![\w-])){follows}"
+    return _Words(re.compile(here), re.compile(rf"{words}|{joins}"), parts)
 
 
 def _plain_values(row: dict[str, str]) -> Iterator[tuple[str, int]]:
@@ -77,11 +65,9 @@ def _plain_values(row: dict[str, str]) -> Iterator[tuple[str, int]]:
                 yield word, (place + (step > 1)) * step
 
 
-NUMBER_WORD = alternation(word for word, _ in _plain_values(_TABLE["en"]))
-_SHARES: dict[str, str] = {
-    words: value for words, value in WORDS["meanings"].items() if value[0].isdigit()
-}
-_SHARE = re.compile(rf"{_SIGNED}(?i:{alternation(_SHARES).replace(' ', '[ -]')}))(?={_END})")
+NUMBER_WORD = longest_first(word for word, _ in _plain_values(_TABLE["en"]))
+_SHARES = {words: value for words, value in WORDS["meanings"].items() if value[0].isdigit()}
+_SHARE = re.compile(rf"{_SIGNED}(?i:{longest_first(_SHARES).replace(' ', '[ -]')}))(?={_END})")
 
 
 def number_in_words(text: str, start: int, language: str = "en") -> str | None:
@@ -99,32 +85,25 @@ def in_digits(words: str) -> str | None:
 
 
 def _read(find: Callable[[re.Pattern[str]], re.Match[str] | None], language: str) -> str | None:
-    if share := find(_SHARE):
-        return _signed(share, _SHARES[share["words"].lower().replace("-", " ")])
+    number, value = find(_SHARE), None
+    if number:
+        value = _SHARES[number["words"].lower().replace("-", " ")]
     for code in dict.fromkeys((language, "en")):
-        spoken = _language(code)
-        number = spoken and find(spoken.here)
-        if spoken and number:
-            words = number["words"].lower()
-            if words in spoken.alone and _UNIT_HERE.match(number.string, number.end()):
-                return None
-            if value := _value(words, spoken):
-                return _signed(number, value)
-    number = find(_SIGNS_HERE)
-    return number and _signed(number, _value_of_signs(number["words"]))
+        words = _words(code)
+        if value is None and words and (number := find(words.here)):
+            value = _value(number["words"].lower(), words)
+    if value is None and (number := find(_SIGNS_HERE)):
+        value = _value_of_signs(number["words"])
+    return f"-{value}" if value and number and number["minus"] else value
 
 
-def _signed(number: re.Match[str], value: str | None) -> str | None:
-    return f"-{value}" if value and number["minus"] else value
-
-
-def _value(words: str, language: _Language) -> str | None:
+def _value(written: str, words: _Words) -> str | None:
     """Of words that count on (two hundred five) the number, of others (five six) None."""
-    words, half, _ = words.partition(" and a half")
+    written, half, _ = written.partition(" and a half")
     parts = list[_Part]()
     joined = False
-    for token in language.token.finditer(words):
-        part = language.parts.get(token[0])
+    for token in words.token.findall(written):
+        part = words.parts.get(token)
         if joined and part and parts and parts[-1].value < 10 < part.value < 100:
             parts[-1] = _Part(parts[-1].value + part.value)  # zweiundvierzig
         elif part:
@@ -138,7 +117,7 @@ def _counted(parts: Sequence[_Part]) -> Fraction | None:
     """The number of words or signs: what stands before the largest size times that, and what stands
     behind it. None where they count nothing."""
     sizes = [part.value if part.multiplies else Fraction(0) for part in parts]
-    if size := max(sizes, default=0):
+    if size := max(sizes, default=Fraction(0)):
         place = sizes.index(size)
         left, right = parts[:place], parts[place + 1 :]
         many = _counted(left) if left else Fraction(size < 10_000)

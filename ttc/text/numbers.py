@@ -38,10 +38,11 @@ _SPACES = re.compile(r"\\[,;:! ]")
 _SCIENTIFIC = re.compile(rf"(?P<digits>[-+]?[\d.,]+){POWER_OF_TEN}")
 _LARGE = re.compile(rf"(?P<digits>.*\d)(?P<magnitude>{MAGNITUDE})")
 _LAST_INTEGER = re.compile(r"[-+]?(?<!\d)\d++(?=[ }]*+$)")
-_VULGAR = {
+VULGAR = {
     ord(sign): " " + unicodedata.normalize("NFKC", sign).replace("⁄", "/")
     for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
 }
+"""Fractions of one sign, as 1/2."""
 _DIGITS_FOLLOW = rf"(?=\\?[{CURRENCIES}]?\d)"
 _NEGATIVE = re.compile(
     rf"(?:\b(?i:negative)\s++|(?<![正\d])(?:负|負|マイナス|마이너스)\s?){_DIGITS_FOLLOW}"
@@ -108,7 +109,7 @@ def plain_numbers(text: str) -> str:
     """A text with 1 1/2 for 1½, -3 for negative 3, 10^{6} for 10⁶, 35000 for 3.5万, $2 million for
     $2M."""
     if not text.isascii():
-        text = _POWER.sub(_typed_power, text.translate(_VULGAR))
+        text = _POWER.sub(_typed_power, text.translate(VULGAR))
         text = without_signs(text)
     text = _AMOUNT.sub(lambda amount: f"{amount[1]} {_SCALES[amount[2].lower()]}", text)
     text = _MAGNITUDE_IN_TEX.sub(r" \1", text)

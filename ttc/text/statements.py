@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
-from ttc.text.tables import LATIN, WORDS, Language, languages
+from ttc.text.tables import LATIN, WORDS, Language, languages, longest_first
 
 CLOSED_UP = frozenset({"zh", "ja", "th", "ko"})
 """Languages that part words by no blanks, or bind particles to them."""
@@ -37,7 +37,7 @@ _PLAIN = (
     | {ord("ａ") + place: letter.lower() for place, letter in enumerate(LATIN)}
     | {
         ord(wide): narrow
-        for wide, narrow in zip("：（）．％＝＄［］／＊٫٬", ":().%=$[]/*.,", strict=True)
+        for wide, narrow in zip("：（）．％＝＄［］／＊＋－٫٬", ":().%=$[]/*+-.,", strict=True)
     }
 )
 """Digits of all scripts, full-width letters and signs, one character for one."""
@@ -147,7 +147,7 @@ def decimal_comma(text: str) -> bool:
     return here > english or (not english and _CYRILLIC_OR_GREEK.search(text) is not None)
 
 
-_COMMA_OR_POINT = re.compile(r"\d[.,]\d")
+_COMMA_OR_POINT = re.compile(r"\d(?:[.,]|\{,\})\d")
 _WORD = re.compile(r"[^\W\d_]+")
 _BETWEEN_WORDS = {code: " " for code in range(128) if not chr(code).isalpha()}
 
@@ -261,7 +261,7 @@ def _nouns(language: Language, nouns: Nouns) -> str:
 def _head(language: Language, nouns: Nouns) -> re.Pattern[str]:
     """A noun up to its answer. It begins with literals, which Python's engine searches fast."""
     spaced = _is_spaced(language)
-    named = "|".join(sorted(_cased(_nouns(language, nouns)), key=len, reverse=True))
+    named = longest_first(_cased(_nouns(language, nouns)))
     end = r"(?![^\W\d_])" if spaced else ""
     kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language.is_english else ""
     aside = rf"{_MARKUP}(?:\s?\([^()\n]{{0,60}}\))?+"

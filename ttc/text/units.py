@@ -30,6 +30,7 @@ _AT_END = re.compile(
     r"|(?:(?<=\d)|(?<=[}\d]\s))([a-z]{2,12}(?:/[a-z]{1,6})?))"
     r"(?:\s{0,3}\^\s{0,3}\{?\s{0,3}(\d|-1)\s{0,3}\}?)?\s{0,3}\.?$"
 )
+_FEET = re.compile(r"(\d{1,9})\s?['′’]\s?(\d{1,2})\s?(?:''|′′|[\"″”])")
 _DEGREE = re.compile(
     r"\s{0,3}(?:°|º|\^\s{0,3}\{?\s{0,3}\\circ\s{0,3}\}?|\\degree(?![A-Za-z]))\s{0,3}"
     rf"(?:{_TEXT}|([CF]))?\s{{0,3}}\.?$"
@@ -68,7 +69,8 @@ PERCENT = MeasureUnit(frozenset({"percent"}))
 @lru_cache(maxsize=2**14)
 def split_unit(answer: str) -> tuple[str, MeasureUnit | None]:
     """An answer without its unit, and the unit. An answer without a number has none."""
-    plain = added_up(plain_numbers(answer.strip().rstrip(".")))
+    feet = _FEET.sub(r"\1 ft \2 in", answer.strip().rstrip("."))
+    plain = added_up(plain_numbers(feet))
     if len(plain) > MAX_CHARS or not _NUMERIC.search(plain):
         return answer, None
     if ordinal := _ORDINAL.search(plain):

@@ -116,10 +116,18 @@ class Marked(ToolFormat):
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        alone = "(?<!`)" * self.mark.lstrip().startswith("<")  # `<tool_call>` is prose
         outer = self.mark.strip().removesuffix(self._inner)
         some = rf"(?:{spaced(outer)}\s*)?" if self._inner else spaced(outer)
-        return re.compile(alone + some + re.escape(self._inner))
+        return re.compile(some + re.escape(self._inner))
+
+    @cached_property
+    def _prose(self) -> re.Pattern[str]:
+        """A tag that is only spoken of, as in: `<tool_call>`, a <tool_call> tag."""
+        tags = "|".join(re.escape(mark) for mark in self.begins if mark[0] == "<") or "(?!)"
+        return re.compile(rf"`(?:{tags})|(?<=\w )(?:{tags})(?=[ ,;.]+[a-z])")
+
+    def _without_prose(self, text: str) -> str:
+        return self._prose.sub(lambda tag: " " * len(tag[0]), text)
 
     @cached_property
     def _before(self) -> re.Pattern[str]:
@@ -132,6 +140,7 @@ class Marked(ToolFormat):
         return re.compile("(?:".join(signs) + ")?" * (len(signs) - 1) + "$")
 
     def calls(self, text: str) -> list[Written]:
+        text = self._without_prose(text)
         calls = list[Written]()
         place = 0
         while match := self._pattern.search(text, place):
@@ -147,6 +156,7 @@ class Marked(ToolFormat):
         return super().ends_with_call(text) or self._after(text) == ""
 
     def in_call(self, text: str) -> bool:
+        text = self._without_prose(text)
         after = self._after(text)
         return super().in_call(text) if after is None else not after
 
@@ -242,14 +252,10 @@ class Llama(ToolFormat):
             code = rest.strip()
             return [Written("python", {"code": code}, start)] if tagged and code else []
         calls = list[Written]()
-        decoder = json.JSONDecoder()
-        place = 0
+        place = _next(rest, 0)
         while place < len(rest):
-            place += len(rest[place:]) - len(rest[place:].lstrip(" \n;"))
-            if place >= len(rest):
-                break
             try:
-                value, end = decoder.raw_decode(rest, place)
+                value, end = json.JSONDecoder().raw_decode(rest, place)
                 if not tagged and not (isinstance(value, dict) and value.keys() <= self.keys):
                     return []  # an answer in JSON
             except ValueError:
@@ -257,8 +263,12 @@ class Llama(ToolFormat):
                     return []
                 end = len(rest)
             calls.append(from_json(rest[place:end], start))
-            place = end
+            place = _next(rest, end)
         return calls if tagged or all(call.name for call in calls) else []
+
+
+def _next(text: str, place: int) -> int:
+    return len(text) - len(text[place:].lstrip(" \n;"))
 
 
 # ---------------------------------------------------------------- gpt-oss

@@ -207,9 +207,20 @@ def test_a_call_is_read_also_where_its_model_writes_it_a_little_otherwise(
     assert read(chat, text) == [("get_weather", {"city": "Rome"})]
 
 
-def test_a_mark_in_backticks_is_no_call() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The tag `<tool_call>` begins a call, and `</tool_call>` ends it.",
+        "A <tool_call> tag begins a call; here none is needed, and the answer is 4.",
+        "Calls stand between <tool_call> and </tool_call>.",
+        "I could write a <tool_call>, but I know it.",
+    ],
+)
+def test_a_mark_that_is_only_spoken_of_is_no_call(text: str) -> None:
     chat, _ = chat_of("json")
-    assert chat.calls("The tag `<tool_call>` begins a call, and `</tool_call>` ends it.") == []
+    assert chat.calls(text) == [] and not chat.format.in_call(text)
+    after = text + '\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}'
+    assert read(chat, after) == [("get_weather", {"city": "Rome"})]
 
 
 def test_a_call_that_cannot_be_read_is_told_to_the_model() -> None:

@@ -33,10 +33,7 @@ _ARTICLE = re.compile(
     r"[ \t]++(?!(?:is|because|since|as|for|and|or|not|due|from|when|here|over)\b)[a-z]"
 )
 """Follows A and I where they are English words; before these small words they may be choices."""
-_NO_ARTICLE = re.compile(f"(?!{_ARTICLE.pattern})")
 _CLAUSE_END = re.compile(r"[)\]}*_`$\"'”’»]*+(?:\s*+$|[.,;:!?)\]}]|\s++(?:because|since|as|for)\b)")
-_SMALL_END = re.compile(rf"\) |{_CLAUSE_END.pattern}")
-_ANYTHING = re.compile("")
 _LINE_END = re.compile(r"[^\w\n]*+(?:\n|$)")
 _SENTENCE_END = re.compile(r"[)\]}*_`]*+(?:[.!?]|\s*$)")
 _SENTENCE = re.compile(r"[.!?\n。！？]")
@@ -134,19 +131,20 @@ def _letter_of(text: str, statement: Statement, signs: Letters) -> str | None:
     is_sign = bool(letter) and _ends(text, at) and not _NO_CHOICE.match(text, at - 1)
     if not is_sign or _is_wrong(text, at + 1):
         return None
-    return letter if _end_after(sign, statement).match(text, at + 1) else None
+    return letter if _ends_statement(text, at, statement) else None
 
 
-def _end_after(sign: str, statement: Statement) -> re.Pattern[str]:
-    """What stands behind a letter that is stated."""
-    english = statement.language.is_english
+def _ends_statement(text: str, at: int, statement: Statement) -> bool:
+    """Whether what stands behind a letter lets it be the answer."""
+    sign, end, english = text[at], at + 1, statement.language.is_english
     if statement.hashes or (english and not statement.linked):
-        return _LINE_END
+        return _LINE_END.match(text, end) is not None
     if not statement.linked and not statement.language.bare:
-        return _SENTENCE_END
+        return _SENTENCE_END.match(text, end) is not None
     if sign in "AI" and english:
-        return _NO_ARTICLE
-    return _SMALL_END if sign.islower() and sign.isascii() else _ANYTHING
+        return _ARTICLE.match(text, end) is None
+    small = sign.islower() and sign.isascii()
+    return not small or text.startswith(") ", end) or _CLAUSE_END.match(text, end) is not None
 
 
 _NO_CHOICE = re.compile(r"(?s:.)\w[、/]|[^\W\d_][가나다라마]")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
@@ -76,25 +76,32 @@ def number_in_words(text: str, start: int, language: str = "en") -> str | None:
 
     language: whose words are read beside English ones and signs.
     """
-    return _read(lambda pattern: pattern.match(text, start), language)
+    found = _read(text, start, language)
+    return found and found[0]
 
 
 def in_digits(words: str) -> str | None:
     """The number that English words or signs are as a whole, in digits."""
-    return _read(lambda pattern: pattern.fullmatch(words), "en")
+    found = _read(words, 0, "en")
+    return found[0] if found and found[1] == len(words) else None
 
 
-def _read(find: Callable[[re.Pattern[str]], re.Match[str] | None], language: str) -> str | None:
-    number, value = find(_SHARE), None
-    if number:
-        value = _SHARES[number["words"].lower().replace("-", " ")]
+def _read(text: str, start: int, language: str) -> tuple[str, int] | None:
+    """A number in digits, and where its words end."""
+    if number := _SHARE.match(text, start):
+        return _signed(number, _SHARES[number["words"].lower().replace("-", " ")])
     for code in dict.fromkeys((language, "en")):
         words = _words(code)
-        if value is None and words and (number := find(words.here)):
-            value = _value(number["words"].lower(), words)
-    if value is None and (number := find(_SIGNS_HERE)):
-        value = _value_of_signs(number["words"])
-    return f"-{value}" if value and number and number["minus"] else value
+        number = words.here.match(text, start) if words else None
+        if words and number and (value := _value(number["words"].lower(), words)):
+            return _signed(number, value)
+    number = _SIGNS_HERE.match(text, start)
+    value = _value_of_signs(number["words"]) if number else None
+    return _signed(number, value) if number and value else None
+
+
+def _signed(number: re.Match[str], value: str) -> tuple[str, int]:
+    return f"-{value}" if number["minus"] else value, number.end()
 
 
 def _value(written: str, words: _Words) -> str | None:

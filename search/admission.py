@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ttc.backend import TOGETHER_TOKENS, Backend, Batch
 from ttc.branch import Branch
-from ttc.tree.tree import SNAPSHOT_TOKENS
+from ttc.tree.segment import SNAPSHOT_TOKENS
 
 PROBLEMS = 16
 """Problems under way at once by default, until the first has ended, which tells what one needs,

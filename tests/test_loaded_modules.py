@@ -44,6 +44,7 @@ OPTIONAL = (
     "ttc.residency.capture",
     "ttc.residency.offloading",
     "ttc.speculation",
+    "ttc.text.special_tokens",
     "ttc.text.formulas",
     "ttc.tools",
     "search.several_models",
@@ -57,12 +58,7 @@ from experiments.runs.problem_loop import run
 composed(["search=best_of_n"])
 """
 
-MODELS = """
-import sys
-sys.exit("transformers.modeling_utils" in sys.modules)
-"""
-
-MOST = 112
+MOST = 111
 
 
 def loaded(program: str) -> set[str]:
@@ -85,7 +81,24 @@ def test_a_search_is_written_without_an_engine() -> None:
     assert not needed
 
 
+RECORDS = """
+import runpy
+import experiments.eval.compare.show
+import experiments.eval.export
+import experiments.eval.merge
+from verifiers import ArithmeticVerifier
+runpy.run_path("examples/ask_tell.py", run_name="__main__")
+"""
+
+
 @pytest.mark.slow
-def test_settings_are_read_without_what_defines_models() -> None:
-    """It takes seconds to import, for which a refused setting need not wait."""
-    assert finished([sys.executable, "-c", SETTINGS + MODELS], cwd=ROOT).returncode == 0
+@pytest.mark.parametrize(
+    ("program", "unneeded"), [(SETTINGS, "transformers.modeling_utils"), (RECORDS, "torch")]
+)
+def test_what_takes_seconds_to_import_is_not_where_it_is_not_used(
+    program: str, unneeded: str
+) -> None:
+    """A refused setting need not wait for what defines models, nor records and texts of one's own
+    generator for torch."""
+    check = f"import sys\nsys.exit({unneeded!r} in sys.modules)"
+    assert finished([sys.executable, "-c", program + check], cwd=ROOT).returncode == 0

@@ -13,8 +13,7 @@ from ttc.sampling import Sampling
 from ttc.step import Step
 from ttc.task import Passes
 from ttc.text.chat import chat_tokens, following, has_template
-from ttc.text.prompt import raw_tokens
-from ttc.text.special_tokens import guarded
+from ttc.text.prompt import guarded, raw_tokens
 from ttc.text.thinking_switch import without_thought
 from ttc.text.thoughts import Thoughts
 from ttc.usage import distinct

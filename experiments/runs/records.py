@@ -309,7 +309,7 @@ def own_figures(branch: BranchRecord) -> dict[str, Any]:
     """What the model's probabilities say of a branch, for rules that choose by them; None is what
     was not measured.
 
-    logprob, self_certainty: means over the tokens (see `ttc.sampling.Draws`). confidences: each
+    logprob, self_certainty: means over the tokens (see `ttc.draws.Draws`). confidences: each
     token's C_t (DeepConf), minus the mean log-probability of the 20 likeliest. The last two need
     `search.statistics=true`.
     """

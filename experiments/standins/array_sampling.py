@@ -1,4 +1,4 @@
-"""Choosing tokens by a sequence of array operations, which is what `ttc.sampling` compiles."""
+"""Choosing tokens by a sequence of array operations, which is what `ttc.draws` compiles."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttc.draws import HEAD, TAIL
 from ttc.errors import UnsupportedModel
-from ttc.sampling import HEAD, TAIL, Sampling
+from ttc.sampling import Sampling
 
 
 def filter_by_sorting(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -17,7 +17,7 @@ from tests.helpers.tiers import some_quick
 from ttc import Engine, Resident
 from ttc.backend import TOGETHER_TOKENS
 from ttc.memory import storage
-from ttc.tree.tree import SNAPSHOT_TOKENS
+from ttc.tree.segment import SNAPSHOT_TOKENS
 
 LIMIT = 32_000
 ENDS = ("a", "e", "i", "o", "u", "n", "s", "t", "r")

@@ -13,14 +13,14 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
-import ttc.sampling
+import ttc.draws
 from experiments.standins import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, Layerwise, Paged, Sampling, UnsupportedModel
+from ttc.draws import Draws, draw, random_states
 from ttc.model.generation_settings import end_tokens
-from ttc.sampling import Draws, draw, random_states
 
 PROMPTS = [prompt(1, 12), prompt(1, 12)[:9] + prompt(2, 3), prompt(3, 5), [17]]
 """Several lengths, two with a common beginning, one of a single token."""
@@ -185,7 +185,7 @@ def test_figures_stay_the_models_own() -> None:
 
 def by_torch(*given: Any, **options: Any) -> Draws:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.sampling, "compiled_kernel", lambda: None)
+        patch.setattr(ttc.draws, "compiled_kernel", lambda: None)
         return draw(*given, **options)
 
 

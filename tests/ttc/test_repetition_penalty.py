@@ -19,7 +19,7 @@ from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import EOS, Ascii, Letters
 from tests.ttc.test_generation_settings import PROMPTS, by_torch
 from ttc import Engine, InvalidInput, Layerwise, Sampling
-from ttc.sampling import draw, random_states
+from ttc.draws import draw, random_states
 from ttc.step import Step
 
 PENALISED = Sampling(0, repetition_penalty=1.3)

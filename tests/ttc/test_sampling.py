@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import ttc.sampling
+import ttc.draws
 from experiments.standins.array_sampling import draw_by_arrays, filter_by_sorting, numpy_gumbels
 from tests.helpers.processors import PROCESSORS, skip_unless_runs
 from tests.helpers.tiers import examples, slow, some_quick
 from ttc import InvalidInput, Sampling, UnsupportedModel
 from ttc.compiling import CPU, library
-from ttc.sampling import (
+from ttc.draws import (
     HEAD,
     Draws,
     compiled_kernel,
@@ -28,17 +28,17 @@ from ttc.sampling import (
     filter_logits,
     gumbels,
     queue_draw,
-    random_key,
     random_states,
     read_draws,
     settings_of,
 )
+from ttc.sampling import random_key
 
 
 def by_torch(logits: Tensor, sampling: Sampling, states: np.ndarray, **arguments: Any) -> Draws:
     """`draw` as it is without the compiled function."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.sampling, "compiled_kernel", lambda: None)
+        patch.setattr(ttc.draws, "compiled_kernel", lambda: None)
         return draw(logits, sampling, states, **arguments)
 
 
@@ -213,7 +213,7 @@ def test_without_a_compiler_the_draws_are_the_same_and_one_line_says_so(
 ) -> None:
     logits, states = many_logits("ties"), random_states(range(40), range(40))
     expected = draw(logits, Sampling(), states)
-    ttc.sampling.compiled_kernel.cache_clear()
+    ttc.draws.compiled_kernel.cache_clear()
     monkeypatch.setattr("ttc.compiling.library", lambda *_: None)
     try:
         with pytest.warns(UserWarning, match="is slow: there is no C\\+\\+ compiler") as warned:
@@ -221,7 +221,7 @@ def test_without_a_compiler_the_draws_are_the_same_and_one_line_says_so(
             assert draw(logits, Sampling(), states).tokens == expected.tokens
         assert len(warned) == 1
     finally:
-        ttc.sampling.compiled_kernel.cache_clear()
+        ttc.draws.compiled_kernel.cache_clear()
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from transformers.cache_utils import Cache
 
 from ttc.attention.hf_hook import current_plan
 from ttc.errors import UnsupportedModel
-from ttc.model.replaced_functions import running_as
 
 
 class ExtraArguments:
@@ -40,6 +39,11 @@ class ExtraArguments:
     @contextmanager
     def running(self) -> Iterator[dict[str, Any]]:
         """A pass runs within, with these arguments: indexers choose all tokens."""
+        if not self._indexers:
+            yield self._arguments
+            return
+        from ttc.model.replaced_functions import running_as
+
         with running_as(self._indexers, map(_chooses_all, self._indexers)):
             yield self._arguments
 

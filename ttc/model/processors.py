@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.sampling import padded, penalised
+from ttc.draws import padded, penalised
 
 
 class Texts:

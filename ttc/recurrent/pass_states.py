@@ -12,8 +12,7 @@ from ttc.errors import OutOfMemory
 from ttc.memory.states import State, StateBatch
 from ttc.passes.new_tokens import Target, require
 from ttc.passes.runtime import Runtime
-from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
-from ttc.tree.tree import SNAPSHOT_TOKENS
+from ttc.tree.segment import MIN_SHARED_TOKENS, SNAPSHOT_TOKENS, Segment, common_prefix
 
 
 class PassStates:

@@ -13,18 +13,12 @@ import torch
 from torch import Tensor
 
 from ttc.branch import Branch
+from ttc.draws import QueuedDraw, columns_on_host, queue_draw, random_states, read_draws
 from ttc.memory.small_copies import SoFar, upload
 from ttc.model.generation_settings import Drawing, GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.model.processors import Texts, processed
-from ttc.sampling import (
-    QueuedDraw,
-    Sampling,
-    columns_on_host,
-    queue_draw,
-    random_states,
-    read_draws,
-)
+from ttc.sampling import Sampling
 from ttc.scheduler.stops import Stops
 from ttc.step import Grammar
 from ttc.tree.segment import Segment

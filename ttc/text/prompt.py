@@ -19,7 +19,6 @@ from ttc.text.chat import (
     next_turn_text,
 )
 from ttc.text.encodable import check_encodable
-from ttc.text.special_tokens import guarded, readable
 
 if TYPE_CHECKING:
     from ttc.text.roles import Message
@@ -177,7 +176,7 @@ class PromptTemplate(Options):
         if self.add_bos and (bos := getattr(tokenizer, "bos_token", None)):
             begun = replace(self, add_bos=False).tokens(question, tokenizer)[:1]
             text = text if begun == [tokenizer.bos_token_id] else f"{bos}{text}"
-        return readable(text, tokenizer)
+        return str(getattr(tokenizer, "readable", str)(text))  # of `SplitSpecialTokens`
 
     def _words(self, question: str) -> str:
         """The prompt where no chat template writes it."""
@@ -289,6 +288,11 @@ def check_text(value: Any, what: str) -> None:
     if not value.strip():
         raise InvalidInput(f"{what} is empty; give some text to solve")
     check_encodable(value, what)
+
+
+def guarded(text: str, tokenizer: Any) -> str:
+    """What a user typed, for a prompt that no chat template writes (see `SplitSpecialTokens`)."""
+    return str(getattr(tokenizer, "guarded", str)(text))
 
 
 def raw_tokens(text: str, tokenizer: Any) -> list[int]:

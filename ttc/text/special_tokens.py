@@ -111,16 +111,6 @@ class SplitSpecialTokens:
         return {**message, "content": parts}
 
 
-def guarded(text: str, tokenizer: Any) -> str:
-    """What a user typed, for a prompt that no chat template writes."""
-    return tokenizer.guarded(text) if isinstance(tokenizer, SplitSpecialTokens) else text
-
-
-def readable(text: str, tokenizer: Any) -> str:
-    """A prompt as text, for people."""
-    return tokenizer.readable(text) if isinstance(tokenizer, SplitSpecialTokens) else text
-
-
 def _length(item: tuple[int, Any]) -> tuple[int, int]:
     """Where two begin alike, the longer one is found."""
     return -len(item[1].content), item[0]

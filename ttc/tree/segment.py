@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 MIN_SHARED_TOKENS = 8
 """A segment is not split for fewer common tokens: they are computed twice."""
 
+SNAPSHOT_TOKENS = 1024
+"""A prompt's recurrent state is kept after each so many tokens."""
+
 _serial = count()
 
 

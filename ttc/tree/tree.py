@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from ttc.errors import on_failure
 from ttc.memory.storage import Places, Storage
-from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
+from ttc.tree.segment import MIN_SHARED_TOKENS, SNAPSHOT_TOKENS, Segment, common_prefix
 
 if TYPE_CHECKING:
     from ttc.memory.state_memory import StateMemory
     from ttc.memory.states import State
-
-
-SNAPSHOT_TOKENS = 1024
-"""A prompt's recurrent state is kept after each so many tokens."""
 
 
 class Holder(Protocol):

@@ -35,7 +35,7 @@ from ttc import (
     UnsupportedModel,
 )
 from ttc.cuda.ahead import SHARE
-from ttc.sampling import queue_draw
+from ttc.draws import queue_draw
 from ttc.scheduler import rows, writing
 from ttc.scheduler.batch import RunningBatch
 from ttc.step import Step

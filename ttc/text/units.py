@@ -21,6 +21,7 @@ _UNITS = {
 }
 _SHORT, _SIGNS, _POWERS = _TABLE["short"], _TABLE["sign"], _TABLE["power"]
 _ANY, _NO_UNIT = (frozenset(_TABLE["words"][name].split()) for name in ("any", "no_unit"))
+_NO_UNIT |= MAGNITUDES.keys()
 
 # Every quantifier has a limit, which makes every pattern linear.
 _TEXT = r"\\(?:text|mathrm|textrm|textnormal|textbf|textit|mbox|rm)\s{0,3}\{([^{}]{0,80})\}"
@@ -43,7 +44,7 @@ _MONEY = re.compile(
     r"|(?:(USD|EUR|Rs|INR|GBP|JPY|CHF)\.?))\s{0,3}(?=[-\d.\\(])"
 )
 _MONEY_BEHIND = re.compile(rf"(?<=\d)\s{{0,3}}(\\?[{CURRENCIES}])\s{{0,3}}$")
-_PI = re.compile(rf"(?:pi|{'|'.join(MAGNITUDES)})\s{{1,3}}(?=[a-z]{{2}})")
+_PI = re.compile(rf"(?:pi|(?i:{'|'.join(MAGNITUDES)}))\s{{1,3}}(?=[A-Za-z]{{2}})")
 _NUMERIC = re.compile(r"\d|\\pi|π|\bpi\b|\\sqrt|\\frac")
 
 
@@ -142,7 +143,7 @@ def _is_phrase(written: str, before: str) -> bool:
     from ttc.text.formulas import is_word
 
     words = [word for word in re.split(r"[ ./-]+", written) if word]
-    if not re.search(rf"\d$|\b(?:pi|{'|'.join(MAGNITUDES)})$", before) or len(words) > 4:
+    if not re.search(rf"\d$|\b(?:pi|(?i:{'|'.join(MAGNITUDES)}))$", before) or len(words) > 4:
         return False
     return all(is_word(word.lower()) or word.lower() in _UNITS or word in ("of",) for word in words)
 
@@ -154,7 +155,7 @@ def unit_of(written: str) -> MeasureUnit | None:
     small = _SHORT.get(small, small)
     words = [_singular(word) for word in re.findall(r"[a-z]+", small)]
     dimensions = _dimensions(small)
-    if not words or (dimensions is None and not _NO_UNIT.isdisjoint(words)):
+    if not words or (dimensions is None and not _NO_UNIT.isdisjoint([*words, *small.split()])):
         return None
     if len(words) == 1 and len(words[0]) == 1 and words[0] not in _UNITS:
         return None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ttc.text.number_words import in_digits
-from ttc.text.tables import by_word, table
+from ttc.text.tables import AROUND_WORDS, by_word, table
 from ttc.text.typed_math import GREEK, with_commands
 
 Expr = tuple[Any, ...]
@@ -32,8 +32,7 @@ _TOKEN = re.compile(
     r"(?P<space>(?:\s|\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\displaystyle(?![A-Za-z]))+)"
     r"|(?P<dots>\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\.)"
     r"|(?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,4}(?![\w^]))?|\d+\.(?!\d))"
-    r"|\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|operatorname|bm|boldsymbol"
-    r"|rm|bf)\*?\s*\{(?P<text>[^{}]*)\}"
+    rf"|{AROUND_WORDS}\*?\s*\{{(?P<text>[^{{}}]*)\}}"
     r"|(?P<command>\\[A-Za-z]+|\\[{}|%$#&])"
     r"|(?P<letters>[A-Za-z]+)"
     r"|(?P<row>\\\\)"

@@ -118,7 +118,7 @@ def _unpointed(content: str) -> str:
 _SENTENCE = re.compile(r"[.!?]\s|\n\s*\n")
 _AFTERTHOUGHT = re.compile(
     r"(?<=[$)\]]),?\s(?:because|since|(?:which\sis\s|and\sis\s)?"
-    r"(?:attained|achieved|reached|occurring|obtained)\s(?:at|when|for|by|if|in))\s[^,]*$"
+    rf"(?:{WORDS['attained']})\s(?:at|when|for|by|if|in))\s[^,]*$"
 )
 """What the last sentence says of its formula: "The minimum is $-1$, attained at $x = 2$." """
 

@@ -20,18 +20,16 @@ from ttc.text.statements import (
     plain,
     statements,
 )
-from ttc.text.tables import LATIN, WORDS, languages
+from ttc.text.tables import AROUND_WORDS, LATIN, WORDS, languages
 
 # Quantifiers that keep what they took (++, *+) and limited ones make every pattern linear.
 _MARKUP = (
     r"(?:[\s*_`~$\"'“”‘’«»「」『』【】\[({}:>-]"
-    r"|\\(?:textbf|textit|textrm|text|mathbf|mathrm|mathsf|boxed|fbox|bf|rm|[\[(,;:! {])){0,64}+"
+    rf"|{AROUND_WORDS}|\\(?:boxed|fbox|[\[(,;:! {{])){{0,64}}+"
 )
 _OPENING = re.compile(_MARKUP)
 _WORD = rf"[^\W{CLOSED_SCRIPTS}]"
-_ARTICLE = re.compile(
-    r"[ \t]++(?!(?:is|because|since|as|for|and|or|not|due|from|when|here|over)\b)[a-z]"
-)
+_ARTICLE = re.compile(rf"[ \t]++(?!(?:{WORDS['behind_letter']})\b)[a-z]")
 """Follows A and I where they are English words; before these small words they may be choices."""
 _CLAUSE_END = re.compile(r"[)\]}*_`$\"'”’»]*+(?:\s*+$|[.,;:!?)\]}]|\s++(?:because|since|as|for)\b)")
 _LINE_END = re.compile(r"[^\w\n]*+(?:\n|$)")
@@ -248,7 +246,7 @@ _OTHERS = re.compile(rf"(?:{_ONE_MORE}[A-J](?![\w'’])){{1,9}}+")
 _AROUND = (
     (re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$"), re.compile(r"\s?[)\]](?!-\w)")),
     (
-        re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$"),
+        re.compile(rf"(?:\*\*|__|{AROUND_WORDS}\s?\{{)\(?$"),
         re.compile(r"\)?[.:]?(?:\*\*|__|\})"),
     ),
 )

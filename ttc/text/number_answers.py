@@ -28,10 +28,10 @@ from ttc.text.statements import (
     plain,
     statements,
 )
-from ttc.text.tables import WORDS
+from ttc.text.tables import AROUND_WORDS, WORDS
 from ttc.text.units import added_up, split_unit
 
-OF, DOZEN, RESTATES = (WORDS[name] for name in ("of", "dozen", "restates"))
+OF, DOZEN, RESTATES, SPOKEN = (WORDS[name] for name in ("of", "dozen", "restates", "spoken"))
 
 # Quantifiers that keep what they took (++, *+) make every pattern linear.
 _FRACTION = r"/\d++(?!\.\d)"
@@ -68,16 +68,15 @@ _SUM = re.compile(
     rf"(?:[-−–+*/×÷·⋅∙∗∕²³^{{}}(){CURRENCIES}%, \t\d]|\.(?=\d)|{_TIMES}|\\[$%(\[])*+"
     r"=(?!=)[ \t]*+"
 )
-_SPOKEN = r"times|plus|(?:divided|multiplied)\sby"
 _OPERAND = (
     r"[\s($*_\\]*+\d[\d,]*+(?:\.\d++)?+(?:/\d++)?+(?:\s?\\?%)?+"
-    rf"(?:[ /]++(?!(?:{OF}|{RESTATES}|{_SPOKEN}|x)(?!\w))[^\W\d_]++){{0,3}}+[)\s]*+"
+    rf"(?:[ /]++(?!(?:{OF}|{RESTATES}|{SPOKEN}|x)(?!\w))[^\W\d_]++){{0,3}}+[)\s]*+"
 )
-_OPERATOR = rf"(?:[-−–+*/×÷·⋅∙∗∕x]|(?:{OF}|{_SPOKEN})\b|\\times\b|\\cdot\b)"
+_OPERATOR = rf"(?:[-−–+*/×÷·⋅∙∗∕x]|(?:{OF}|{SPOKEN})\b|\\times\b|\\cdot\b)"
 _THINGS = rf"(?:\s(?!(?:{RESTATES})(?!\w))[A-Za-z]++){{0,2}}+"
 _MULTIPLE = (
     rf"[\s*_]*+(?:(?:\d++|{NUMBER_WORD})\s(?:{DOZEN}){_THINGS}"
-    rf"|(?:{NUMBER_WORD})[ -](?:halves|thirds?|quarters?|fourths?|fifths?)\sof\s\$?\d++{_THINGS}"
+    rf"|(?:{NUMBER_WORD})[ -](?:{WORDS['parts']})\sof\s\$?\d++{_THINGS}"
     r"|\d++!)"
 )
 _WORDED_SUM = re.compile(
@@ -89,7 +88,7 @@ two dozen eggs, i.e. 24, three quarters of 60, or 45."""
 _GOES_ON = re.compile(rf"[ )]*+{_OPERATOR}[ (]*+\$?\d")
 _HEADING = re.compile(r"\d{1,2}[.)][ \t]++[A-Za-z*]")
 _FIRST_OF_A_LIST = re.compile(r"1[.)][ \t]++[A-Za-z*]")
-_TEXT_PART = re.compile(r"\\(?:text|textbf|textrm|mbox|mathrm) ?\{([^{}]*+)\}")
+_TEXT_PART = re.compile(rf"{AROUND_WORDS} ?\{{([^{{}}]*+)\}}")
 _BARE_MINUS = re.compile(rf"(?:^|[=:(\n*]|\bis)[ \t$*]*+[-{MINUS}] $")
 
 
@@ -141,7 +140,7 @@ def _counted(text: str, comma: bool) -> re.Match[str] | None:
 
 
 _VALUE = rf"(?P<number>(?:{_CURRENCY}|\\?[{CURRENCIES}])?[\d.,]*\d)"
-_LINK = r"(?:[=≈:]|\b(?:is|are|was|were|be|equals|costs?|totals|has|have|makes?|earns?)\s)"
+_LINK = rf"(?:[=≈:]|\b(?:{WORDS['verbs']})\s)"
 _BOLD = re.compile(
     r"(?i:(?<!\bfor )(?<!\bof )(?<!\bin )(?<!\bat )(?<!\bwith )(?<!\bthe )(?<!\bfrom ))"
     rf"\*\*{_VALUE}(?:\s[A-Za-z]{{1,20}}){{0,3}}\*\*(?:(?!{_LINK})[^*,;]){{1,80}}$"
@@ -151,12 +150,12 @@ _EXPLAINED = re.compile(
     rf"{_LINK}[\s*$]{{0,3}}"
     rf"{_VALUE}[*$]{{0,2}}(?:\s[A-Za-z]{{1,20}}){{0,3}}[*$]{{0,2}}(?:\s|(?=\([^()]*[{CLOSED_SCRIPTS}]))"
     r"[(\[](?![\s$]*[\d.,]+(?:\s?[A-Za-z%]{1,20})?[)\]])"  # 2 hours (120 minutes)
-    r"(?![^()\[\]]*(?:\b(?:total|all|altogether|so|thus|or|which|i\.e\.)(?!\w)|[=≈]))"
+    rf"(?![^()\[\]]*(?:\b(?:{WORDS['sums_up']})(?!\w)|[=≈]))"
     r"[^()\[\]\n]{1,80}[)\]][.!。]?\s*$"
 )
 """12 + 30 = 42 (30 of them from Monday); not what is worked out in brackets: 3 each (12 in all)."""
 _COUNTED = re.compile(
-    rf"\b(?:is|are|was|were|be|equals|costs?|totals?|to)\s(?:[a-z]+ly\s|also\s|therefore\s|thus\s|then\s|about\s|hence\s)?{_VALUE}"
+    rf"\b(?:{WORDS['verbs']}|to)\s(?:(?:{WORDS['adverbs']})\s)?{_VALUE}"
     r"(?:\s[A-Za-z]{1,20}){0,2}\s(?:for|from)\s\d[\d.,]*(?:\s[A-Za-z]{1,20}){0,3}[.!]?\s*$"
 )
 

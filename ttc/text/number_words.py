@@ -16,8 +16,9 @@ MAGNITUDES: dict[str, int] = WORDS["magnitudes"]
 
 _TABLE = table("number_words")
 _SIGNED = rf"[\s*_`:({{「]*+(?P<minus>(?i:{WORDS['minus']})\s*+)?+(?P<words>"
+_PARTICLE = WORDS["particle"]
 _END = r"[ *_`)}]*+(?:[.,;:!?(\n。！।۔]|$)"
-_PHRASE = rf"(?:{WORDS['phrase']})\b"
+_PHRASE = rf"(?:{WORDS['phrase']})(?!\w)"
 """Behind one of them, one more, the words are not the whole number."""
 
 
@@ -52,8 +53,9 @@ def _words(language: str) -> _Words | None:
     follows = rf"(?! +{_PHRASE})"
     if language != "en":  # not all phrases are known, so that only a word may follow
         spelt = rf"(?!(?:{alone}) (?!{words})[^\W\d_]){spelt}"
-        follows = rf"(?=[*_]*+(?: (?!{_PHRASE})[^\W\d_]++)?+(?:{WORDS['particle']})?+{_END})"
-    here = rf"{_SIGNED}(?i:{spelt})(?![\w-])){follows}"
+        follows = rf"(?=[*_]*+(?: (?!{_PHRASE})[^\s\d.,;:!?()।]++)?+(?:{_PARTICLE})?+{_END})"
+    ends = rf"(?:(?![\w-])|(?=(?:{_PARTICLE}){_END}))"
+    here = rf"{_SIGNED}(?i:{spelt}){ends}){follows}"
     return _Words(re.compile(here), re.compile(rf"{words}|{joins}"), parts)
 
 

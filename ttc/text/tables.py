@@ -25,6 +25,10 @@ def longest_first(words: Iterable[str]) -> str:
     return "|".join(sorted(words, key=len, reverse=True))
 
 
+AROUND_WORDS = rf"\\(?:{longest_first(WORDS['around_words'].split())})"
+"""Commands of LaTeX that stand around words."""
+
+
 def by_word(rows: Mapping[str, str]) -> dict[str, str]:
     """Each word of a table's values, with its name there."""
     return {word: name for name, words in rows.items() for word in words.split()}

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ttc.text.number_words import MAGNITUDES
 from ttc.text.numbers import CURRENCIES, MAX_CHARS, plain_numbers
-from ttc.text.tables import table
+from ttc.text.tables import AROUND_WORDS, table
 
 _TABLE = table("units")
 _SIZES = _TABLE["size"] | {words.split()[0]: {words: 1} for words in _TABLE["alone"]}
@@ -24,7 +24,7 @@ _ANY, _NO_UNIT = (frozenset(_TABLE["words"][name].split()) for name in ("any", "
 _NO_UNIT |= MAGNITUDES.keys()
 
 # Every quantifier has a limit, which makes every pattern linear.
-_TEXT = r"\\(?:text|mathrm|textrm|textnormal|textbf|textit|mbox|rm)\s{0,3}\{([^{}]{0,80})\}"
+_TEXT = rf"{AROUND_WORDS}\s{{0,3}}\{{([^{{}}]{{0,80}})\}}"
 _AT_END = re.compile(
     rf"(?:\s|\\[,;:! ]|~){{0,20}}(?:{_TEXT}"
     r"|(?<=[\d.)}\s])(?<!_)(?<!\\)\b([A-Za-z][A-Za-z./ -]{0,80})"

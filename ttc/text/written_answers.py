@@ -6,12 +6,9 @@ import re
 
 from ttc.text.number_words import in_digits
 from ttc.text.numbers import MAX_CHARS, hyphened
-from ttc.text.tables import WORDS
+from ttc.text.tables import AROUND_WORDS, WORDS
 
-_TEXT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname|emph)\*?"
-    r"\s*\{([^{}]*)\}"
-)
+_TEXT = re.compile(rf"{AROUND_WORDS}\*?\s*\{{([^{{}}]*)\}}")
 _BLANKS = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+")
 _MEANINGS: dict[str, str] = WORDS["meanings"]
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}

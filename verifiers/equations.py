@@ -376,9 +376,9 @@ def _agree(left: Expression, right: Expression) -> bool:
         return True
     if left.is_percentage and not left.computes and x * 100 == y:
         return True
-    if left.is_percentage and left.tokens[-2].text == "100" and left.computes:
-        return not right.computes and any(_is_rounded(z, right) for z in (x, x * 100))
-    return not right.computes and _is_rounded(x, right)
+    is_share = left.is_percentage and left.tokens[-2].text == "100" and left.computes
+    sizes = (x, x * 100) if is_share else (x,)
+    return not right.computes and any(_is_rounded(size, right) for size in sizes)
 
 
 def _in_thousands(side: Expression) -> Expression:

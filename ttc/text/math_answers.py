@@ -29,7 +29,7 @@ LONGEST_SENTENCE = 400
 _LABEL = re.compile(r"[A-Za-z]{2,12}:[ \t]*")
 _VALUE = re.compile(
     r"(?:[Tt]he\s)?(?:[A-Za-z]{2,}|\$[^$\n]{1,60}\$)\s"
-    r"(?:(?!\b(?:because|since|as|when|where|if|from|given|but|not)\b)[^.,;:\n])*"
+    rf"(?:(?!\b(?:{WORDS['limits']})\b)[^.,;:\n])*"
     r"\b(?:is|are|equals|be)\s(?=(?:[$*(]|\\\()*[-−\\]?[\d.\\])"
 )
 """What stands before a value that a sentence names: "the number of ways is 120"."""
@@ -118,7 +118,7 @@ def _unpointed(content: str) -> str:
 _SENTENCE = re.compile(r"[.!?]\s|\n\s*\n")
 _AFTERTHOUGHT = re.compile(
     r"(?<=[$)\]]),?\s(?:because|since|(?:which\sis\s|and\sis\s)?"
-    rf"(?:{WORDS['attained']})\s(?:at|when|for|by|if|in))\s[^,]*$"
+    rf"(?:{WORDS['attained']})\s(?:{WORDS['before_condition']}))\s[^,]*$"
 )
 """What the last sentence says of its formula: "The minimum is $-1$, attained at $x = 2$." """
 
@@ -150,7 +150,7 @@ _SEVERAL = re.compile(
     rf"(?<![\w$])\$?([A-Za-z]) ?= ?{_NUMBER}\$?"
     rf"(?:(?:,? (?:or|and)|,) (?:\$?\1 ?= ?)?{_NUMBER}\$?)+(?=\W{{0,9}}$)"
 )
-_CONDITION = re.compile(r"\b(?:when|at|if|for|where|with|by)\W*$")
+_CONDITION = re.compile(rf"\b(?:{WORDS['before_condition']})\W*$")
 _TYPED = re.compile(
     rf"(?<![\w.:/]){_NUMBER}(?:(?: : |:){_NUMBER})+(?: ?[APap]\.?[Mm]\b)?"
     r"|(?<![\w'′])\d+['′’] ?\d+(?:''|′′|[\"″”])"

@@ -201,16 +201,26 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
         return None
     if sign.isascii() and sign.islower():
         return _SMALL if _is_bracketed(text, at) else None
-    article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before.lower())
-    if not article and _is_claimed(text, end, before, single):
+    named = not _is_a_word(text, at, before)
+    if named and _is_claimed(text, end, before, single):
         return _CLAIMED
     others = _OTHERS.match(text, end)
     if _SUPPOSED.search(before) or (others and _is_wrong(text, others.end())):
         return None
     if marked := _marked_form(text, at, before):
         return marked
-    part = _PART_OF_A_NAME.match(text, end) or _FUNCTION.search(before)
-    return _SINGLE if sign.isascii() and single and not article and not part else None
+    return _SINGLE if named and single and _is_single(text, at, before) else None
+
+
+def _is_a_word(text: str, at: int, before: str) -> bool:
+    """Whether A is an article, I a pronoun."""
+    goes_on = text[at] in "AI" and _ARTICLE.match(text, at + 1)
+    return bool(goes_on) and not _option().search(before.lower())
+
+
+def _is_single(text: str, at: int, before: str) -> bool:
+    part = _PART_OF_A_NAME.match(text, at + 1) or _FUNCTION.search(before)
+    return text[at].isascii() and not part
 
 
 def _marked_form(text: str, at: int, before: str) -> int | None:

@@ -52,7 +52,6 @@ _MINUS_WORDS = [
     word if len(word) < 4 else word[1:]  # the first letter may be a capital
     for word in (*WORDS["minus"].split("|"), "NEGATIVE", "MINUS")
 ]
-_ASCII_MINUS_WORDS = [word for word in _MINUS_WORDS if word.isascii()]
 """A text that holds none of them is not searched for negative numbers, which takes longer."""
 _MAGNITUDE_IN_TEX = re.compile(rf"\\text ?\{{ ?({'|'.join(MAGNITUDES)}) ?\}}")
 _HALF = re.compile(r"(?<=\d) and a half\b")
@@ -114,8 +113,7 @@ def plain_numbers(text: str) -> str:
     text = _AMOUNT.sub(lambda amount: f"{amount[1]} {_SCALES[amount[2].lower()]}", text)
     text = _MAGNITUDE_IN_TEX.sub(r" \1", text)
     text = _HALF.sub(".5", text) if " half" in text else text
-    words = _ASCII_MINUS_WORDS if text.isascii() else _MINUS_WORDS
-    if any(word in text for word in words):
+    if any(word in text for word in _MINUS_WORDS):
         text = _MINUS.sub("- ", _NEGATIVE.sub("-", text))
     return text
 

@@ -65,12 +65,8 @@ def _same(gold: str, predicted: str) -> bool:
     if left.number is not None and right.number is not None:
         return _same_numbers(left, right, factor)
     if left.is_formula and right.is_formula:
-        one = (
-            left.bare
-            if factor == 1
-            else rf"\frac{{{factor.numerator}}}{{{factor.denominator}}}({left.bare})"
-        )
-        return math_equal(one, right.bare)
+        times = rf"\frac{{{factor.numerator}}}{{{factor.denominator}}}({left.bare})"
+        return math_equal(left.bare if factor == 1 else times, right.bare)
     if left.words == right.words:
         return True
     if _LEFT_TO_MATH_VERIFY.search(gold) or _LEFT_TO_MATH_VERIFY.search(predicted):

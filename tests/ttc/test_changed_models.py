@@ -15,7 +15,7 @@ from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import prompt, small
 from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
-from ttc import BlockCache, Engine, Paged, Resident, Sharing
+from ttc import BlockCache, Engine, Paged, Resident, Sharing, Step
 from ttc.task import Task
 
 
@@ -161,6 +161,22 @@ def test_a_call_that_has_begun_is_of_the_model_that_is_there_when_it_goes_on(
     expected = rows.gather(1, torch.tensor(ending)[:, None])[:, 0]
     assert torch.allclose(torch.tensor(scores), expected, atol=1e-4)
     assert_whole(engine, [branch])
+
+
+def test_who_decodes_makes_way_for_a_call_that_begins_again() -> None:
+    engine = make_engine(context=128, prefill_tokens=4, memory=Paged(1, block_tokens=8))
+    branch, other = engine.roots([prompt(1, 20), prompt(2, 20)]).result()
+    call, batch = engine.score([branch], [[prompt(9, 12)]]), engine.running_batch()
+    call.step()
+    engine.model_changed()
+    call.step()  # it lets go of what it has
+    batch.add([other], Step(8))
+    batch.step()
+    assert batch.at_work
+    call.step()
+    assert not batch.at_work and not call.done
+    call.close()
+    batch.finish()
 
 
 def test_without_a_change_nothing_is_computed_again() -> None:

@@ -163,6 +163,7 @@ class Calls:
                         starts = RESTARTS
                 if changes != self.changes:
                     yield LET_GO
+                    self._make_way(branches)
         finally:
             self.trim()
 

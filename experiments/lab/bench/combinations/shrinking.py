@@ -11,11 +11,12 @@ from experiments.lab.bench.combinations.combination import Combination
 
 def fewest(c: Combination, fails: Callable[[Combination], bool]) -> Combination:
     """A combination of as few settings as possible that still fails."""
-    for name in c.settings():
-        for value in _simpler(c, name):
-            simpler = replace(c, **{name: value})
-            if fails(simpler):
-                return fewest(simpler, fails)
+    before = None
+    while c != before:
+        before = c
+        for name in c.settings():
+            simpler = (replace(c, **{name: value}) for value in _simpler(c, name))
+            c = next(filter(fails, simpler), c)
     return c
 
 

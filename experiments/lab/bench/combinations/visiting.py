@@ -29,7 +29,9 @@ class Visitor:
     def visit(self) -> None:
         with self.engine.lock, another_model(self.engine, self.model):
             self.leave()
-            root = self.engine.root(self.prompts[self.visits % len(self.prompts)])
+            prompt = self.prompts[self.visits % len(self.prompts)]
+            longest = (self.engine.limits.context_length or len(prompt)) - 2
+            root = self.engine.root(prompt[:longest])
             self.kept = [root, *self.engine.fork(root, 2)]
             self.engine.generate(self.kept[1:], 3)
             self.engine.score(self.kept[1:], [[[65], [66, 67]]] * 2).result()
@@ -56,10 +58,12 @@ def another_model(engine: Engine, kind: str | None) -> Iterator[None]:
                     weight.mul_(0.5)
     if kind is not None:
         engine.model_changed()
-    yield
-    if kind == "adapter":
-        engine.model.delete_adapter("visit")
-    elif kind == "weights":
-        engine.model.load_state_dict(before)
-    if kind is not None:
-        engine.model_changed()
+    try:
+        yield
+    finally:
+        if kind == "adapter":
+            engine.model.delete_adapter("visit")
+        elif kind == "weights":
+            engine.model.load_state_dict(before)
+        if kind is not None:
+            engine.model_changed()

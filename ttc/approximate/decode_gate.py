@@ -18,7 +18,9 @@ class DecodeGate(Options):
 
     After each token: once max p >= theta and (max - second) / max >= r_gap, p being the mean top-1
         probability of a branch's own tokens so far, all of the problem's branches in this step but
-        the leader finish, with `finish_reason` "gate" (the paper stops the leader too).
+        the leader finish, with `finish_reason` "gate" (the paper stops the leader too). Of a step
+        in parts (thoughts with a limit, calls of tools) those are compared whose parts began
+        together; so here alone the memory policy may change what is stopped.
 
     theta, r_gap: these thresholds.
     min_tokens: each branch's own tokens before the gate looks.

@@ -142,8 +142,6 @@ class Admission:
     def _have_kv(self, rows: Sequence[Row]) -> None:
         """Compute the KV again that some have let go of. Raises OutOfMemory."""
         if lost := [row for row in rows if row.filled]:
-            if len(rows) > 1:
-                self.runtime.residency.require(sum(row.filled for row in lost), len(lost))
             self.wake([row.branch for row in lost])
 
     def _let_go(self, rows: Sequence[Row]) -> bool:

@@ -9,19 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.engines import GREEDY
+from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import FEW, build, prompt
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.recurrent import plain
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
-from ttc import (
-    BlockCache,
-    Engine,
-    Resident,
-    Step,
-)
+from ttc import BlockCache, DecodeGate, Engine, Resident, Step
 from ttc.branch import Branch
 
 RECURRENT = ("jamba", "mamba2", "qwen3_next")
@@ -94,3 +89,19 @@ def test_a_call_has_the_room_of_one_that_was_begun_before(steps: int) -> None:
     assert torch.allclose(torch.tensor([*call.result(), *found]), torch.tensor(expected), atol=1e-4)
     engine.release(branches)
     assert_nothing_left(engine, [])
+
+
+def test_rows_that_share_what_they_let_go_of_decode_together_again() -> None:
+    """A gate never parts them, so that there is no smaller number to try."""
+
+    def written(engine: Engine) -> list[list[int]]:
+        branches = engine.fork(engine.root(prompt(1, 60)), 4)
+        for _ in range(2):
+            engine.generate(branches, 5)
+            engine.model_changed()
+        return [branch.tokens for branch in branches]
+
+    free = make_engine(context=128)
+    expected = written(free)
+    memory = Resident(1.05 * free.memory.device.peak_bytes / 2**30)
+    assert written(make_engine(context=128, memory=memory, gate=DecodeGate(theta=2))) == expected

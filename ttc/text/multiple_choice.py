@@ -311,7 +311,9 @@ def _following(field: str) -> re.Pattern[str]:
 def _chosen() -> re.Pattern[str]:
     words = alternatives(language.choose for language in languages())
     between = alternatives(f"{one.option}|{one.hedge}" for one in languages())
-    return re.compile(rf"(?:{words})(?:\s(?:{between})){{0,2}}[\s*_(\[\"'“「:：$]{{0,8}}$")
+    return re.compile(
+        rf"(?<![a-zà-ÿ])(?:{words})(?:\s(?:{between})){{0,2}}[\s*_(\[\"'“「:：$]{{0,8}}$"
+    )
 
 
 @cache

@@ -187,7 +187,8 @@ def stream(
     the result.
 
     tokens: also say after each token what has been written of the steps under way. `Progress.did`
-        is "wrote" then, and each of `Progress.nodes` has its text so far.
+        is "wrote" then, and each of `Progress.nodes` has its text so far; the last token's comes
+        with "expanded".
     The search goes on as the iterator is read. Closing it, or leaving a `for` loop over it, frees
     everything.
     options: as for `solve`.

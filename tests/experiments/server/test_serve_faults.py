@@ -135,6 +135,13 @@ def test_requests_that_never_come_to_an_end_keep_nobody_away() -> None:
         assert waiting.recv(1) == b""  # closed by the server
 
 
+def test_clients_and_proxies_close_an_idle_connection_before_the_server_does() -> None:
+    with running() as found, httpx2.Client(base_url=found.url) as client:
+        assert client.get("/health").status_code == 200
+        (connection,) = found.web.server_state.connections
+        assert connection.timeout_keep_alive > 60  # type: ignore[union-attr]
+
+
 @pytest.mark.slow
 def test_a_client_that_reads_nothing_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.server.web.WRITE_S", 0.2)

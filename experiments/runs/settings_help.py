@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_class
@@ -22,17 +24,22 @@ NO_CLASS = {"model": ModelConfig, "dataset": DatasetConfig}
 
 def settings_help(words: Sequence[str]) -> str:
     """What each choice on a command line does, and its settings with their defaults."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config-dir", "-cd")
+    place, words = parser.parse_known_args(words)
+    own = [f"hydra.searchpath=['{Path(d).absolute().as_uri()}']" for d in [place.config_dir] if d]
     overrides = filter(None, map(read, as_settings(words, RUN_FLAGS)))
     return "\n\n".join(
-        _help(override.key_or_group, name)
+        _help(override.key_or_group, name, own)
         for override in overrides
         if override.key_or_group in {*GROUPS, *NO_CLASS}
         for name in values(override)
     )
 
 
-def _help(group: str, name: Any) -> str:
-    values = as_dict(composed([f"{group}={name}"])[group], resolve=True)
+def _help(group: str, name: Any, own: Sequence[str]) -> str:
+    """own: where a user's own choices lie."""
+    values = as_dict(composed([*own, f"{group}={name}"])[group], resolve=True)
     if group in NO_CLASS:
         return f"Settings of {group}={name}\n{help_lines(group, NO_CLASS[group], values)}"
     if values["_target_"] is None:

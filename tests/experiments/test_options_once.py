@@ -178,6 +178,16 @@ def test_help_behind_choices_has_their_own_defaults() -> None:
     assert explained(unknown.value).startswith("search=gredy is unknown; is it greedy? ")
 
 
+@pytest.mark.parametrize("flag", [["--config-dir"], ["-cd"], []])
+def test_help_behind_a_choice_of_a_folder_of_the_users_own(flag: list[str], tmp_path: Path) -> None:
+    (tmp_path / "dataset").mkdir()
+    text = "defaults: [schema]\nname: shop\npath: shop.jsonl\n"
+    (tmp_path / "dataset/shop.yaml").write_text(text)
+    place = [*flag, str(tmp_path)] if flag else [f"--config-dir={tmp_path}"]
+    said = settings_help([*place, "dataset=shop"])
+    assert said.startswith("Settings of dataset=shop") and "(shop.jsonl)" in said
+
+
 OWN = """
 from dataclasses import dataclass
 from search import BestOfN

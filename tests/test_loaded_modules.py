@@ -58,7 +58,7 @@ from experiments.runs.problem_loop import run
 composed(["search=best_of_n"])
 """
 
-MOST = 111
+MOST = 110
 
 
 def loaded(program: str) -> set[str]:

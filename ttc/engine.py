@@ -29,7 +29,7 @@ from ttc.passes.arguments import (
     checked_side_prompts,
     checked_variants,
 )
-from ttc.passes.prefill import Outputs, prefill
+from ttc.passes.new_tokens import Outputs, prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident

@@ -14,7 +14,7 @@ from torch import Tensor
 from ttc.branch import Branch
 from ttc.engine import Engine
 from ttc.errors import VerifierError, on_failure
-from ttc.passes.prefill import Outputs
+from ttc.passes.new_tokens import Outputs
 from ttc.task import Passes, all_of
 from ttc.tree.segment import tokens_to_read
 from ttc.usage import by_meter, read_by_verifier

@@ -1,8 +1,9 @@
-"""New tokens: which of them a pass computes, where their KV is written, and the pass itself."""
+"""New tokens (prompts, given tokens, KV that was evicted): which of them a pass computes, where
+their KV is written, and the pass itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -311,3 +312,56 @@ def batches(
         batch += unit
     if batch:
         yield [batch[n] for n in depth_first([paths[i] for i in batch])]
+
+
+# ---------------------------------------------------------------- whole texts
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of a model at places of some sequences. places[i]: in sequence i, from its first
+    token. computed[i]: the output (width,) at each of them that was computed; what stands in the
+    tree already is missing."""
+
+    places: list[set[int]]
+    computed: list[dict[int, Tensor]]
+
+    @classmethod
+    def at(cls, places: Iterable[Iterable[int]]) -> Outputs:
+        sets = [set(numbers) for numbers in places]
+        return cls(sets, [{} for _ in sets])
+
+    def of(self, indices: Sequence[int]) -> Outputs:
+        """The same for some of the sequences."""
+        return Outputs([self.places[i] for i in indices], [self.computed[i] for i in indices])
+
+
+def prefill(
+    runtime: Runtime,
+    branches: Sequence[Branch],
+    texts: Sequence[Sequence[int]],
+    purpose: Purpose,
+    outputs: Outputs | None = None,
+) -> Passes[None]:
+    """Bring the KV of each branch up to all tokens of its text but the last, pass by pass (see
+    `compute`). outputs: takes what the model gives at chosen places of the texts."""
+    shared = runtime.sharing.rule != "none"
+    outputs = outputs or Outputs.at([()] * len(branches))
+    targets = {
+        Target(
+            branch,
+            text[:-1],
+            branch,
+            shared,
+            places,
+            opening=runtime.opening(branch, len(text) - len(branch.tokens)),
+        ): computed
+        for branch, text, places, computed in zip(
+            branches, texts, outputs.places, outputs.computed, strict=True
+        )
+    }
+
+    def take(target: Target, places: Sequence[int], rows: Tensor) -> None:
+        targets[target].update(zip(places, rows, strict=False))
+
+    yield from compute(runtime, list(targets), purpose, take)

@@ -15,7 +15,7 @@ from weakref import WeakSet, ref
 from ttc.backend import Purpose
 from ttc.branch import Branch
 from ttc.errors import OutOfMemory
-from ttc.passes.prefill import prefill
+from ttc.passes.new_tokens import prefill
 from ttc.passes.runtime import Runtime
 from ttc.task import LET_GO, Passes, Task, all_of
 from ttc.usage import distinct

@@ -88,6 +88,7 @@ def test_the_next_groups_blocks_are_fetched_while_one_decodes(
     # room for two blocks is left beside the first group, of one branch
     assert (sum(others) < 6) == prefetch
     assert (memory.link.to_device_bytes["prefetch"] > 0) == prefetch
+    assert memory.link.to_device_bytes.total() == 5 * 2 * 1024  # each once
 
 
 @pytest.mark.parametrize("prefetch", [True, False])

@@ -19,6 +19,20 @@ def test_prompts_in_parts_leave_room_for_what_comes_of_them_yet(kib: int) -> Non
     assert engine.memory.device.peak_bytes <= kib * 1024
 
 
+def test_last_layers_leave_whole_as_their_kv_grows_and_none_comes_back() -> None:
+    model = deep(layers=4, heads=1, context=256)
+    engine = Engine(model, Letters(), memory=Layerwise(12 * KIB, block_tokens=8))
+    policy, branch = engine.residency, engine.root(prompt(1, 33))
+    assert isinstance(policy, Layerwise)
+    stays = [policy.resident]
+    assert policy.leaving(2**40)[0] == []
+    for _ in range(10):
+        engine.generate([branch], 4)
+        stays.append(policy.resident)
+    assert stays == sorted(stays, reverse=True) and len({*stays}) > 2
+    assert not engine.memory.link.to_device_bytes["resident"]
+
+
 def test_layerwise_moves_what_the_paper_says() -> None:
     """LBS Eq. 2 for each token, two layers being buffers: (layers - resident) x one layer's KV of
     all branches, what they have written in the step too."""

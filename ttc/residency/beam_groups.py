@@ -118,8 +118,8 @@ class BeamGroups(Offloading):
 
     def fits_beside(self, nbytes: int) -> bool:
         """Have room beside what this group and the next one read."""
-        kept = self.reading[0].keys() | self.reading[1].keys()
-        chosen, free_bytes = self.leaving(nbytes, [b for b in self.order() if b not in kept])
+        order = [block for block in self.order() if block not in self.reading[1]]
+        chosen, free_bytes = self.leaving(nbytes, order)
         for block in chosen if free_bytes >= nbytes else ():
             self.evict(block)
         return free_bytes >= nbytes

@@ -111,6 +111,19 @@ def test_private_copies_of_the_next_group_are_fetched_while_one_decodes(prefetch
     assert_nothing_left(engine, branches)
 
 
+def test_a_private_copy_is_of_no_use_to_who_sees_more_layers_of_it() -> None:
+    """A long branch has a copy without the layer whose window hides it; a short one sees all."""
+    plain = build("gemma2")
+    memory = BeamGroups(20 * KIB, block_tokens=8, shared=False)
+    engine = Engine(copy.deepcopy(plain), Letters(), memory=memory)
+    root = engine.root(prompt(1, 13))
+    branches = engine.fork(root, 3)
+    engine.extend(branches[:2], [prompt(2, 14), prompt(3, 15)]).result()
+    engine.generate([*branches, root], 6, sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(plain, branch)
+
+
 def test_a_step_that_breaks_off_leaves_no_copies_for_the_next_group() -> None:
     engine = make_engine(memory=BeamGroups(22 * KIB, block_tokens=8, shared=False, prefetch=True))
     branches = eight(engine)
@@ -137,8 +150,11 @@ def test_what_a_step_reads_last_leaves_first() -> None:
     memory.device.budget_bytes = None
     assert isinstance(residency, BeamGroups)
     assert residency.order() == [*by_group[2], *by_group[1], *by_group[0]]
-    for group in chosen[:2]:
-        residency.enter([paths[i] for i in group])
+    residency.enter([paths[i] for i in chosen[0]])
+    memory.device.budget_bytes = memory.device.used_bytes
+    assert residency.fits_beside(2 * 1024) and not residency.fits_beside(2 * 1024 + 1)
+    assert [kv.is_resident for group in by_group for kv in group] == [True] * 4 + [False] * 2
+    residency.enter([paths[i] for i in chosen[1]])
     # the first is read no more, and what is at work stays
     assert residency.order() == [*by_group[0], *by_group[2]]
 

@@ -162,9 +162,7 @@ OPTION_NAMES = (*(field.name for field in fields(SolveOptions)), *BUDGET_NAMES)
 def check_keywords(call: Callable[..., Any], names: Iterable[str]) -> None:
     """Raise InvalidInput for a keyword that a call does not take, with those that it does."""
     parameters = inspect.signature(call).parameters.values()
-    of_the_call = [
-        p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
-    ]
+    of_the_call = [p.name for p in parameters if p.default is not p.empty]
     for name in names:
         check_choice(name, (*OPTION_NAMES, *of_the_call), f"{name} is no option of {call.__name__}")
 

@@ -344,11 +344,8 @@ class Rule:
         return [float(place == chosen) for place in range(len(samples))]
 
 
-def all_rules(
-    measure: Measure = "lowest", window: int = 2048, temperature: float = 0.1
-) -> list[Rule]:
-    """Every rule. measure, window: of the confidence votes. temperature: of soft best-of-n."""
-    confident = partial(confidence_vote, measure=measure, window=window)
+def all_rules(temperature: float = 0.1) -> list[Rule]:
+    """Every rule. temperature: of soft best-of-n."""
     return [
         Rule("majority", "answer", majority),
         Rule("weighted", "score", weighted_majority),
@@ -358,7 +355,7 @@ def all_rules(
         Rule("likeliest", "logprob", partial(best, by="logprob")),
         Rule("self_certainty", "self_certainty", partial(best, by="self_certainty")),
         Rule("borda", "self_certainty", borda),
-        Rule("confidence", "confidences", confident),
-        Rule("confidence_top90", "confidences", partial(confident, keep=0.9)),
-        Rule("confidence_top10", "confidences", partial(confident, keep=0.1)),
+        Rule("confidence", "confidences", confidence_vote),
+        Rule("confidence_top90", "confidences", partial(confidence_vote, keep=0.9)),
+        Rule("confidence_top10", "confidences", partial(confidence_vote, keep=0.1)),
     ]

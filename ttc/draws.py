@@ -47,7 +47,7 @@ NO_TOKEN = -1
 
 
 class Draws(NamedTuple):
-    """What `draw` chose: one entry a row. All figures are the model's: temperature 1, no filter,
+    """What was drawn: one entry a row. All figures are the model's: temperature 1, no filter,
     and nothing of what its generation settings change. So they mean the same in every search, as in
     `Engine.score` and on a server, and a token that a setting forced may be unlikely by them."""
 
@@ -99,56 +99,11 @@ def _shift(x: Any, bits: int) -> Any:
 # ---------------------------------------------------------------- choosing
 
 
-def draw(
-    logits: Tensor,
-    sampling: Sampling,
-    states: np.ndarray,
-    *,
-    statistics: bool = False,
-    k: int = 20,
-    scores: Tensor | None = None,
-    allowed: np.ndarray | None = None,
-    texts: Sequence[np.ndarray] | None = None,
-) -> Draws:
-    """Pick a token per row: the largest sum of log-probability and Gumbel noise (Maddison et al.,
-    2014, section 2).
-
-    logits: (rows, vocab), of any floating type. states: one per row, of `random_states`.
-    statistics: the entropy, the mean log-probability of the `k` likeliest tokens and the
-        self-certainty too.
-    scores: what the tokens are picked by in place of the logits, such as logits with a penalty, in
-        float32 or float64. A repetition penalty is the caller's to put in.
-    allowed: the tokens that may be picked, uint32 (rows, words): bit t % 32 of word t // 32 stands
-        for token t. They are drawn as if all others had no probability, and the filters see them
-        alone. None for all.
-    texts: of each row the tokens before it, int64 and contiguous, for a repetition penalty; without
-        them there is none.
-    The noise belongs to one token at one place of one branch, so rounding changes a choice only
-    where the two best are as close as the rounding. Inverting the cumulative distribution would not
-    do: in its tail every rounding moves the choice on to a neighbour.
-    Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite, and
-    InvalidInput where its scores, or what is allowed, leave no token. An infinite score is that of
-    a certain one.
-    """
-    queued = queue_draw(
-        logits,
-        sampling,
-        states,
-        statistics=statistics,
-        k=k,
-        scores=scores,
-        allowed=allowed,
-        texts=texts,
-    )
-    (draws,) = read_draws([queued])
-    return draws
-
-
 @dataclass(eq=False, slots=True)
 class QueuedDraw:
     """A draw whose work is queued on the device, and what it was asked for (see `queue_draw`).
 
-    k: as in `draw`, 0 for no statistics.
+    k: as in `queue_draw`, 0 for no statistics.
     columns: those of `Draws`, float64 (3 or 6, rows), on the device. A token is NOT_FINITE where
         there is none to draw, and UNSURE where it has to be drawn again with more tokens sorted.
     drawn_again: whether that was so for a row, once the draw was read.
@@ -181,9 +136,25 @@ def queue_draw(  # noqa: PLR0913 - all that a draw depends on
     texts: Sequence[np.ndarray] | None = None,
     sorted_tokens: int = SORTED_TOKENS,
 ) -> QueuedDraw:
-    """Queue the work of a draw, and wait for nothing: `read_draws` does. A CPU works at once.
+    """Queue the work of picking a token per row: the largest sum of log-probability and Gumbel
+    noise (Maddison et al., 2014, section 2). It waits for nothing: `read_draws` does. A CPU works
+    at once.
 
-    sorted_tokens: how many top-p sorts at first, on a GPU. The other arguments are those of `draw`.
+    logits: (rows, vocab), of any floating type. states: one per row, of `random_states`.
+    statistics: the entropy, the mean log-probability of the `k` likeliest tokens and the
+        self-certainty too.
+    scores: what the tokens are picked by in place of the logits, such as logits with a penalty, in
+        float32 or float64; an infinite one is that of a certain token. A repetition penalty is the
+        caller's to put in.
+    allowed: the tokens that may be picked, uint32 (rows, words): bit t % 32 of word t // 32 stands
+        for token t. They are drawn as if all others had no probability, and the filters see them
+        alone. None for all.
+    texts: of each row the tokens before it, int64 and contiguous, for a repetition penalty; without
+        them there is none.
+    sorted_tokens: how many top-p sorts at first, on a GPU.
+    The noise belongs to one token at one place of one branch, so rounding changes a choice only
+    where the two best are as close as the rounding. Inverting the cumulative distribution would not
+    do: in its tail every rounding moves the choice on to a neighbour.
     """
     k = k if statistics else 0
     penalty = sampling.repetition_penalty or 1.0
@@ -209,7 +180,8 @@ def read_draws(
     and again only where top-p has to sort more tokens than SORTED_TOKENS.
 
     columns: those of the draws on the host (`columns_on_host`), None to bring them there now.
-    Raises what `draw` raises.
+    Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite, and
+    InvalidInput where its scores, or what is allowed, leave no token.
     """
     draws = []
     for draw, its_columns in zip(queued, columns or columns_on_host(queued), strict=True):
@@ -343,7 +315,7 @@ def draw_with_torch(
 ) -> Tensor:
     """The columns of a `QueuedDraw`, on any device.
 
-    k, allowed: as in `draw`, k 0 for no statistics. sorted_tokens: how many top-p sorts.
+    k, allowed: as in `queue_draw`, k 0 for no statistics. sorted_tokens: how many top-p sorts.
     """
     on_device = _moved(states.view(np.int64), logits.device)
     words = None if allowed is None else _moved(allowed.view(np.int32), logits.device)
@@ -500,7 +472,7 @@ def draw_compiled(
     texts: Sequence[np.ndarray] | None = None,
 ) -> Tensor:
     """`draw_with_torch` by the compiled functions, the rows shared among as many threads as PyTorch
-    uses. texts: see `draw`."""
+    uses. texts: see `queue_draw`."""
     half = logits.dtype == torch.bfloat16
     function = function_address(kernel, "draw_bfloat16" if half else "draw_float32")
     logits = (logits if half else logits.float()).contiguous()

@@ -13,13 +13,13 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
-import ttc.draws
 from experiments.standins import small_models
+from tests.helpers.draws import by_torch, draw
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, Layerwise, Paged, Sampling, UnsupportedModel
-from ttc.draws import Draws, draw, random_states
+from ttc.draws import random_states
 from ttc.model.generation_settings import end_tokens
 
 PROMPTS = [prompt(1, 12), prompt(1, 12)[:9] + prompt(2, 3), prompt(3, 5), [17]]
@@ -181,12 +181,6 @@ def test_figures_stay_the_models_own() -> None:
 
 
 # ---------------------------------------------------------------- samples
-
-
-def by_torch(*given: Any, **options: Any) -> Draws:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.draws, "compiled_kernel", lambda: None)
-        return draw(*given, **options)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from search import BeamSearch, SelfConsistency, solve
+from tests.helpers.draws import by_torch, draw
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import build, small
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import EOS, Ascii, Letters
-from tests.ttc.test_generation_settings import PROMPTS, by_torch
+from tests.ttc.test_generation_settings import PROMPTS
 from ttc import Engine, InvalidInput, Layerwise, Sampling
-from ttc.draws import draw, random_states
+from ttc.draws import random_states
 from ttc.step import Step
 
 PENALISED = Sampling(0, repetition_penalty=1.3)

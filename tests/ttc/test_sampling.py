@@ -16,6 +16,7 @@ from torch import Tensor
 
 import ttc.draws
 from experiments.standins.array_sampling import draw_by_arrays, filter_by_sorting, numpy_gumbels
+from tests.helpers.draws import by_torch, draw
 from tests.helpers.processors import PROCESSORS, skip_unless_runs
 from tests.helpers.tiers import examples, slow, some_quick
 from ttc import InvalidInput, Sampling, UnsupportedModel
@@ -24,7 +25,6 @@ from ttc.draws import (
     HEAD,
     Draws,
     compiled_kernel,
-    draw,
     filter_logits,
     gumbels,
     queue_draw,
@@ -33,14 +33,6 @@ from ttc.draws import (
     settings_of,
 )
 from ttc.sampling import random_key
-
-
-def by_torch(logits: Tensor, sampling: Sampling, states: np.ndarray, **arguments: Any) -> Draws:
-    """`draw` as it is without the compiled function."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.draws, "compiled_kernel", lambda: None)
-        return draw(logits, sampling, states, **arguments)
-
 
 both = pytest.mark.parametrize("way", [draw, by_torch], ids=["compiled", "torch"])
 Way = Callable[..., Draws]

@@ -178,7 +178,7 @@ def _alike(rows: Sequence[Row]) -> dict[tuple[Sampling, bool, bool], list[int]]:
 
 
 def _allowed(rows: Sequence[Row], vocab: int) -> np.ndarray:
-    """The tokens that may follow in each row by its grammar, as `draw` takes them."""
+    """The tokens that may follow in each row by its grammar, as `queue_draw` takes them."""
     allowed = np.zeros((len(rows), -(-vocab // 32)), np.uint32)
     for row, words in zip(rows, allowed, strict=True):
         assert row.request.grammar is not None

@@ -20,8 +20,6 @@ from ttc.text.chat import (
 from ttc.text.tables import table
 from ttc.text.thinking_marks import Header, ThinkingMarks
 
-TAGS = ThinkingMarks("<think>", "</think>")
-
 
 class Family(NamedTuple):
     """Models that think alike; see the head of `thinking_models.toml`."""

@@ -21,7 +21,7 @@ from ttc.text.answers import extract_answer
 from ttc.text.chat import chat_text, common_start
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_marks import Header, ThinkingMarks, ends_in_thought, mark_text
-from ttc.text.thinking_models import ANY, FAMILIES, TAGS, marks_of
+from ttc.text.thinking_models import ANY, FAMILIES, marks_of
 from ttc.text.thoughts import Thoughts
 
 HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>")
@@ -63,6 +63,7 @@ TOKENIZERS: dict[str, Any] = {
 }
 
 TAGGED = ("<think>", "</think>")
+TAGS = ThinkingMarks(*TAGGED)
 FILE = Path(__file__).parents[2] / "data" / "thoughts.jsonl"
 CASES = [tuple(json.loads(line).values()) for line in FILE.read_text("utf-8").splitlines()]
 """A model, what it writes, the thought and the answer of that, and where the form comes from."""

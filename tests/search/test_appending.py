@@ -36,6 +36,7 @@ def before_and_after(append: Any, **options: Any) -> list[tuple[Any, str]]:
     result = solve(Again(append=append), problem=["q"], engine=backend, **options)[0]
     assert result.error is None and not backend.live
     branches = sorted(result.branches, key=lambda branch: branch.path)
+    assert all(len(b.logprobs) == len(b.tokens) - b.prompt_length for b in branches)
     return [
         (before, Letters().decode(after.tokens[before.prompt_length :]))
         for before, after in zip(branches[::2], branches[1::2], strict=True)

@@ -28,10 +28,17 @@ def test_a_rollout_decides_between_candidates_that_rate_alike() -> None:
 
 def test_every_rollout_is_scored_at_its_end_and_dropped() -> None:
     tree = {**TWO, "a": ["1"], "a1": ["2"], "a12": ["3."], "b": ["4."]}
-    verifier, backend = Scores({"a12": 0.7, "b4.": 0.6}), HandMadeTree(tree)
+    backend, held = HandMadeTree(tree), []
+
+    class Watching(Scores):
+        def rate(self, *args: Any) -> list[list[float]]:
+            held.append(len(backend.live))
+            return super().rate(*args)
+
+    verifier = Watching({"a12": 0.7, "b4.": 0.6})
     search = BeamSearch(beam_size=2, beam_width=1, max_steps=1, lookahead=2)
     result = searched(search, backend, verifier)
-    assert verifier.asked == ["a12", "b4."]
+    assert verifier.asked == ["a12", "b4."] and held == [2 + 2]  # and nothing between these
     assert texts(result) == ["a", "b"] and backend.written == len("ab") + len("12") + len("4.")
     by_text = {node.text: node for node in result.tree[1:]}
     assert by_text["a"].score == 0.7

@@ -63,6 +63,7 @@ WRONG_CALLS: list[tuple[Any, str]] = [
     (lambda e, b: e.score([b], [[[1] * 63]]).result(), "65 tokens are more than the model's"),
     (lambda e, b: e.score([b, b], [[[1]], [[1]]]).result(), "given twice"),
     (lambda e, b: e.release([b, None]), "one of branches=None is of type NoneType"),
+    (lambda e, b: e.running_batch(max_rows=0), "max_rows=0 must be at least 1"),
     (lambda e, b: e.encode(None), "text=None is of type NoneType; give a string"),
 ]
 
@@ -158,7 +159,8 @@ def test_a_released_branch_is_refused_but_readable(call: Any) -> None:
     branch = engine.root([1, 2, 3])
     engine.generate([branch], 2, sampling=GREEDY)
     tokens = branch.tokens[:]
-    engine.release([branch])
+    engine.release(iter([branch]))
+    assert engine.kv_bytes() == 0
     engine.release([branch])  # a second time does nothing
     with pytest.raises(InvalidInput, match="released"):
         call(engine, branch)

@@ -43,6 +43,18 @@ def test_what_is_bound_by_memory_is_as_fast_as_memory_now(
     assert profile.device("cuda bfloat16") == gpu and profile.link == LINK
 
 
+def test_one_of_two_profiles_that_drifted_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = [
+        DeviceProfile(name=f"cpu {kind}", bandwidth=bandwidth, flops={1: 20e9})
+        for kind, bandwidth in (("bfloat16", 40e9), ("float32", 10e9))
+    ]
+    file = write_profile(tmp_path / "profile.json", profiles, LINK)
+    monkeypatch.setattr("ttc.cost_model.read_now.read_bandwidth", lambda: 40e9)
+    assert read_now(file).device("cpu float32").bandwidth == 40e9
+
+
 def test_a_small_drift_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = DeviceProfile(name="cpu float32", bandwidth=40e9, flops={1: 20e9})
     file = write_profile(tmp_path / "profile.json", [cpu], LINK)

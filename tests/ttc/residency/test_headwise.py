@@ -13,18 +13,22 @@ from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise
 
 
-def test_headwise_holds_two_head_groups_and_the_tails() -> None:
+@pytest.mark.few(2)
+@pytest.mark.parametrize("group", [1, 3])
+def test_headwise_holds_two_head_groups_and_the_tails(group: int) -> None:
     """HeadInfer Eq. 8: a 1 / (layers x heads) share of the KV, twice for ping-pong."""
     model, tokens, new = deep(layers=6, heads=4, context=1024), 801, 2
     plain = Engine(model, Letters())
     expected = plain.root(prompt(3, tokens))
     plain.generate([expected], new, sampling=GREEDY)
-    engine = Engine(model, Letters(), memory=Headwise(head_group=1))
-    branch = engine.root(prompt(3, tokens))
-    engine.generate([branch], new, sampling=GREEDY)
+    engine = Engine(model, Letters(), memory=Headwise(head_group=group))
+    branch, policy = engine.root(prompt(3, tokens)), engine.residency
     total = (tokens - 1) * engine.memory.bytes_per_token
+    assert isinstance(policy, Headwise)
+    assert policy.buffer_bytes([branch.leaf.path()]) == group * total // (6 * 4)
+    engine.generate([branch], new, sampling=GREEDY)
     tails = new * engine.memory.bytes_per_token
-    assert engine.memory.device.peak_bytes == 2 * total // (6 * 4) + tails
+    assert engine.memory.device.peak_bytes == 2 * group * total // (6 * 4) + tails
     assert_same([branch], [expected])
 
 

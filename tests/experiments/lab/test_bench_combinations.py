@@ -63,6 +63,9 @@ FOUND: list[dict[str, Any]] = [
     {"seed": 250932, "model": "mistral", "search": "deep_conf", "verifier": "fails", "problems": 2}
     | {"prompt_tokens": 3, "context": 8, "beside": "rebase", "thinking": 5, "budget": 1.3}
     | {"callers": 2},
+    {"search": "best_of_n", "verifier": "leaves_early", "budget": 1.1, "visits": 2},
+    {"seed": 312533, "verifier": "pass_by_pass", "problems": 5, "beside": "mcts", "visits": 5}
+    | {"memory": "paged", "budget": 3.0, "another": "weights"},
 ]
 """What draws have found wrong, with siblings."""
 

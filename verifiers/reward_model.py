@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
 
@@ -35,6 +36,8 @@ MARK = "\x00"
 """Stands where a text goes on; `whole` and `templated` encode what a format puts before it."""
 
 MAX_REMEMBERED = 10_000
+MAKING = RLock()
+"""Held while an engine of a reward model is made: threads may share a verifier."""
 
 
 @dataclass(eq=False)
@@ -214,16 +217,18 @@ class RewardModel(Options, ABC):
         return self.parts[1]
 
     def mirror(self, backend: Backend) -> TreeMirror:
-        if self._mirror is not None:
-            followed, mirror = self._mirror
+        if (before := self._mirror) is not None:
+            followed, mirror = before
             if followed() is backend:
                 if isinstance(backend, Engine):  # a server keeps its passes short
                     mirror.engine.runtime.prefill_tokens = backend.runtime.prefill_tokens
                 return mirror
-            mirror.clear()
-        mirror = TreeMirror(self._engine(backend), self.score)
-        self._mirror = ref(backend), mirror
-        return mirror
+        with MAKING:
+            if self._mirror is before:
+                if before is not None:
+                    before[1].clear()
+                self._mirror = ref(backend), TreeMirror(self._engine(backend), self.score)
+        return self.mirror(backend)
 
     def _engine(self, backend: Backend) -> Engine:
         """An engine for the reward model, with the bytes and the lock of a backend like it."""

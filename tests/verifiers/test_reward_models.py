@@ -4,6 +4,8 @@ text."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 import transformers as hf
 from torch import nn
 
+from tests.helpers.engines import make_engine
 from tests.helpers.reward_models import (
     CHATML,
     HEADERS,
@@ -291,6 +294,19 @@ def test_a_rating_costs_the_new_tokens_alone_and_its_price_says_so(
         assert model.price([branch], [QUESTION], engine) == 0
         before, last = branch.usage.verifier_tokens, length
         (branch,) = grown(engine, branch, "And 3 * 4 = 12 of these.\n\n")
+
+
+def test_threads_that_share_a_reward_model_have_one_engine_of_it() -> None:
+    verifier, _ = qwen()
+    engine, together = make_engine(), Barrier(2)
+
+    def mirror(_: int) -> Any:
+        together.wait()
+        return verifier.mirror(engine)
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(mirror, range(2))
+    assert one is other
 
 
 def test_texts_are_cut_into_steps_at_the_separator() -> None:

@@ -301,7 +301,7 @@ def test_threads_that_share_a_reward_model_have_one_engine_of_it() -> None:
     engine, together = make_engine(), Barrier(2)
 
     def mirror(_: int) -> Any:
-        together.wait()
+        together.wait(timeout=60)
         return verifier.mirror(engine)
 
     with ThreadPoolExecutor(2) as threads:

@@ -4,8 +4,7 @@ text."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -298,15 +297,18 @@ def test_a_rating_costs_the_new_tokens_alone_and_its_price_says_so(
 
 def test_threads_that_share_a_reward_model_have_one_engine_of_it() -> None:
     verifier, _ = qwen()
-    engine, together = make_engine(), Barrier(2)
+    engine, together, mirrors = make_engine(), Barrier(2), list[Any]()
 
-    def mirror(_: int) -> Any:
+    def mirror() -> None:
         together.wait(timeout=60)
-        return verifier.mirror(engine)
+        mirrors.append(verifier.mirror(engine))
 
-    with ThreadPoolExecutor(2) as threads:
-        one, other = threads.map(mirror, range(2))
-    assert one is other
+    threads = [Thread(target=mirror) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(mirrors) == 2 and mirrors[0] is mirrors[1]
 
 
 def test_texts_are_cut_into_steps_at_the_separator() -> None:

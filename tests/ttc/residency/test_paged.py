@@ -9,7 +9,7 @@ from tests.helpers.exactness import assert_same
 from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB
 from tests.helpers.tokenizers import Letters
-from ttc import Engine, Paged
+from ttc import Engine, Paged, Resident
 
 
 def test_pages_leave_oldest_first_at_the_watermark() -> None:
@@ -21,6 +21,17 @@ def test_pages_leave_oldest_first_at_the_watermark() -> None:
     engine.root(list(range(60, 69)))
     assert [kv.is_resident for kv in pages] == [False, True, True, True]
     assert [None not in kv.host for kv in pages] == [True, True, True, False]
+
+
+def test_a_prompts_pages_that_the_device_cannot_hold_lie_on_the_host_at_once() -> None:
+    """A page takes 4 KiB, of one layer 1 KiB."""
+    scores = []
+    for memory in (Resident(), Paged(3 * KIB, block_tokens=16)):
+        engine = Engine(deep(layers=4, heads=1, context=256), Letters(), memory=memory)
+        branch = engine.root(prompt(1, 65))
+        scores.append(engine.score([branch], [[[5, 6]]]).result()[0][0])
+    assert scores[1] == pytest.approx(scores[0], abs=1e-4)
+    assert engine.memory.link.to_host_bytes["new"] == 64 * engine.memory.bytes_per_token
 
 
 @pytest.mark.parametrize("watermark", [0.25, 0.5, 0.75, 1.0])

@@ -15,6 +15,7 @@ from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Layerwise, Paged, Resident
 from ttc.branch import Branch
 from ttc.residency.base import Residency
+from ttc.step import Step
 
 
 def test_usage_is_charged_with_what_moved() -> None:
@@ -42,6 +43,19 @@ def test_a_full_device_is_enough(kind: Any, room: int) -> None:
     engine, branch = run(kind(budget / 2**30))
     assert engine.memory.device.peak_bytes <= budget
     assert_same([branch], [expected])
+
+
+def test_a_step_needs_no_room_beside_what_is_left_where_it_goes_on() -> None:
+    token_bytes = make_engine().memory.bytes_per_token
+    engine = make_engine(memory=Resident((16 + 8) * token_bytes / 2**30))
+    branch = engine.root(list(range(1, 18)))
+    batch = engine.running_batch()
+    batch.add([branch], Step(8), GREEDY)
+    for _ in range(4):
+        batch.step()
+    batch.close()
+    engine.generate([branch], 4, sampling=GREEDY)
+    assert len(branch.generated) == 8 and branch.usage.recomputed_tokens == 0
 
 
 def test_a_long_step_freezes_into_blocks() -> None:

@@ -55,7 +55,7 @@ class Example:
 class FieldNames:
     """What a row's fields are called, where it is not what the reader expects.
 
-    question, answer: the fields of both. id: the problems' names; by default the field `id`, else
+    question, answer: which field it is. id: the problems' names; by default the field `id`, else
     the row's number.
     solution: the worked-out answer, for examples.
     source: what several questions share, as a passage, so that their answers depend on each other;

@@ -15,7 +15,7 @@ from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import prompt, small
 from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
-from ttc import BlockCache, Engine, Paged, Resident, Sharing, Step
+from ttc import BlockCache, EarlyExit, Engine, Paged, Resident, Sharing, Step
 from ttc.task import Task
 
 
@@ -161,6 +161,30 @@ def test_a_call_that_has_begun_is_of_the_model_that_is_there_when_it_goes_on(
     expected = rows.gather(1, torch.tensor(ending)[:, None])[:, 0]
     assert torch.allclose(torch.tensor(scores), expected, atol=1e-4)
     assert_whole(engine, [branch])
+
+
+@pytest.mark.parametrize("kind", ["roots", "extend", "score", "exit"])
+def test_a_branch_that_was_released_is_left_out_where_a_call_begins_again(kind: str) -> None:
+    engine = make_engine(context=128, prefill_tokens=4)
+    branches = engine.roots([prompt(1, 20), prompt(2, 20)]).result()
+    calls: dict[str, Callable[[], Task[Any]]] = {
+        "roots": lambda: engine.roots([prompt(3, 20), prompt(4, 20)]),
+        "extend": lambda: engine.extend(branches, [prompt(3, 9), prompt(4, 9)]),
+        "score": lambda: engine.score(branches, [[prompt(3, 9)], [prompt(4, 9)]]),
+        "exit": lambda: engine.score(branches, [[[5], [6]]] * 2, exit=EarlyExit(l_min=1)),
+    }
+    call = calls[kind]()
+    call.step()
+    engine.release(call.branches[:1])
+    engine.model_changed()
+    result = call.result()
+    left = call.branches[1]
+    assert len(left.tokens) == 20 + 9 * (kind == "extend")
+    lengths = {"score": [9], "exit": [1, 1]}.get(kind)
+    assert lengths is None or [*map(len, result[1])] == lengths
+    if kind == "roots":
+        engine.release(branches)
+    assert_whole(engine, [left])
 
 
 def test_who_decodes_makes_way_for_a_call_that_begins_again() -> None:

@@ -168,7 +168,7 @@ def compute(
 ) -> Passes[None]:
     """Bring each target's KV there, pass by pass. Between two of them others may use the tree. A
     branch that is released there is left out from then on."""
-    waiting = list(targets)
+    waiting = [t for t in targets if not t.branch.released]
     require(runtime, waiting)
     while waiting := [t for t in waiting if not t.branch.released and not t.done]:
         with (
@@ -200,7 +200,7 @@ def require(runtime: Runtime, targets: Sequence[Target]) -> None:
 
 
 def _lacking_together(runtime: Runtime, targets: Sequence[Target]) -> int:
-    """The tokens whose KV is nowhere in the tree, those that targets share once."""
+    """The tokens whose KV is nowhere, those that targets share once."""
     tree, before = runtime.tree, list[int]()
     lacking = 0
     for tokens, target in sorted(((list(t.tokens), t) for t in targets), key=itemgetter(0)):
@@ -298,7 +298,7 @@ def batches(
 ) -> Iterator[list[int]]:
     """Which branches share a pass: depth-first, as many as `prefill_tokens` rows hold, problems
     whole where `together`."""
-    paths = [b.leaf.path() for b in branches]
+    paths = [[] if b.released else b.leaf.path() for b in branches]
     order = depth_first(paths)
     units = [[i] for i in order]
     if together:

@@ -33,6 +33,8 @@ def score(
     rests: list[Target] = []
     try:
         for branch, more, group, rows in zip(branches, contexts, continuations, pairs, strict=True):
+            if branch.released:
+                continue
             prefix = [*branch.tokens, *more]
             n = _shared(group)
             whole = [*prefix, *group[0][:n]]

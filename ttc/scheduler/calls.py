@@ -251,7 +251,7 @@ class Calls:
             return True
         if not self._holding():
             return False
-        for branch in branches:
+        for branch in self.live.intersection(branches):
             self.runtime.tree.let_go(branch)
         return self._finish_begun()
 

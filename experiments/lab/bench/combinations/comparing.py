@@ -105,13 +105,14 @@ def _solve(c: Combination, most_gib: float, found: dict[str, Result], stop: int)
 
 
 def _right(c: Combination, result: Result, whole: Result) -> bool:
-    """Whether a result is as alone, or its beginning where it was broken off, and can be stored."""
+    """Whether a result is as alone, or its beginning where it was broken off, and can be stored. Of one
+    that failed alone the tree may lack what the failed step wrote."""
     values = result.to_dict()
     if Result.from_dict(json.loads(json.dumps(values))).to_dict() != values:
         return False
     early = result.stopped in ("cancelled", "max_wall_s")
     if early and result.problem.id == c.name_cancelled:
-        return begins(result, whole)
+        return whole.error is not None or begins(result, whole)
     return alike(seen(result), seen(whole), 1e-3 if c.rounded else 1e-9)
 
 

@@ -51,7 +51,7 @@ def _with_more(c: Combination, seed: int) -> Combination:
     similar = dice.random() < 0.1 and c.model not in STATEFUL
     tools: Any = dice.perhaps(0.5, "strict", "required")
     if c.tools and tools and not any(one.puts_words for one in c.searches):
-        c = replace(c, tools=tools, chats=True, generation=None)
+        c = replace(c, tools=tools, chats=True, generation=None, thinking=None)
     dice = Dice(f"more settings of {seed}")
     visits = dice.perhaps(0.4, 1, 2, 5, 11)
     models = ["weights", *["adapter"] * (c.model in SHARES)]

@@ -1,11 +1,13 @@
 """What every command does around its work: a first line at once, a quiet screen, errors in a line,
-Ctrl-C."""
+Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +18,8 @@ from experiments.cli.package_check import check
 from experiments.cli.printable import printable
 from experiments.cli.quiet import quiet
 
-STOPPED = 130
-"""The exit code after Ctrl-C, as a shell has it."""
+STOPPED, TERMINATED = 130, 143
+"""The exit codes after Ctrl-C and after SIGTERM, as a shell has them."""
 
 HELP = {"-h", "--help"}
 
@@ -62,12 +64,32 @@ def _environment_kept() -> Iterator[None]:
             os.environ.update(before)
 
 
+@contextmanager
+def _told_to_end() -> Iterator[list[int]]:
+    """Within, SIGTERM, as a scheduler sends where a job's time is up, does what Ctrl-C does. Gives
+    the signals that came."""
+    came = list[int]()
+
+    def stop(number: int, _: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @_environment_kept()
 def perform(work: Callable[[], Any], command: str, stopped: str = "stopped") -> None:
     """Say what is started, then import and do it; ends the process with `work`'s exit code, if it
     returns one.
 
-    command: what the user typed. stopped: what Ctrl-C says, unless `work` knows more.
+    command: what the user typed. stopped: what Ctrl-C and SIGTERM say, unless `work` knows more.
     """
     say(f"starting: {command}")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a sign gets its code
@@ -76,10 +98,11 @@ def perform(work: Callable[[], Any], command: str, stopped: str = "stopped") -> 
     quiet()
     full = os.environ.get(FULL_ERRORS) == "1"
     try:
-        code = work()
+        with _told_to_end() as came:
+            code = work()
     except KeyboardInterrupt as stop:
         say(f"\n{stop.args[0] if stop.args else stopped}")
-        raise SystemExit(STOPPED) from None
+        raise SystemExit(TERMINATED if came else STOPPED) from None
     except SystemExit as exit:
         from ttc.origin import error_text, raised_by_user
 

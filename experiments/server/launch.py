@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
+import threading
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -69,6 +71,8 @@ def run(config: DictConfig, choice: str) -> None:
         )
         say(f"searches: {offer.model}+NAME, with NAME one of {', '.join(searches)}")
         hosts = LOCAL if key is None and is_local(config.serve.host) else None
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the web server ends by it, in time
         server(api, key, hosts, config.serve).run(sockets=[listening])
         backend.close()
 

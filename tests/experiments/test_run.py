@@ -166,14 +166,17 @@ def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_what_is_safe_and_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("told", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_is_told_to_end_says_what_is_safe_and_how_to_go_on(
+    told: signal.Signals, code: int, tmp_path: Path
+) -> None:
     arguments = ["search=greedy", "verifier=none", "dataset.size=1000", "run.batch=1", "run.name=r"]
     with started(job(tmp_path, *arguments), stderr=subprocess.PIPE) as process:
         wait_for_records(tmp_path / "r" / "records.jsonl", 2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(told)
         _, said = process.communicate(timeout=400)
     done = len(records(tmp_path, "r"))
-    assert process.returncode == 130 and 2 <= done < 1000 and "Traceback" not in said
+    assert process.returncode == code and 2 <= done < 1000 and "Traceback" not in said
     safe, how = said.splitlines()[-2:]
     counted = re.fullmatch(
         rf"stopped; what is done so far is safe \((\d+) problems? in {tmp_path / 'r'}\)", safe

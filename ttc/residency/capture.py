@@ -217,15 +217,16 @@ class Capture(Offloading):
         as_act = self.is_act(room, after.path())
         if one_each:
             storage = memory.begin(after.end, room)
+            self.writing[storage] = None  # it does not leave to make room for its inputs
             if as_act:
-                with on_failure(memory.free, storage):
+                with on_failure(self.free, storage):
                     memory.keep_inputs(storage, self.acts)
         else:
             acts = self.acts if as_act else frozenset[int]()
             act_room = self.act_room(sum(self.counts()) + room) if as_act else 0
             near = acts if room * self.act_token_bytes <= act_room else frozenset[int]()
             storage = memory.begin(after.end, room, acts, near)
-        self.writing[storage] = None if one_each else 0
+            self.writing[storage] = 0
         self.made_acts += as_act
         self.made += 1
         return storage

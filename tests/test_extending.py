@@ -278,9 +278,8 @@ def test_a_sweep_may_mix_ones_own_and_others(
 
 
 SETTINGS = (
-    "temperature, top_k, top_p, min_p, repetition_penalty, thinking, thinking_tokens, final, "
-    "stop_loops, n, "
-    "rounds, enough, max_tokens"
+    "n, rounds, enough, max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, "
+    "thinking, thinking_tokens, final, stop_loops"
 )
 
 

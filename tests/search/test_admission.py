@@ -13,7 +13,7 @@ from tests.helpers.drivers import add, driver_of, run
 from tests.helpers.engines import make_engine
 from tests.helpers.offloading import KIB
 from tests.helpers.ownership import assert_nothing_left
-from tests.helpers.tiers import slow
+from tests.helpers.tiers import some_quick
 from ttc import Engine, Resident
 from ttc.backend import TOGETHER_TOKENS
 from ttc.memory import storage
@@ -82,12 +82,7 @@ def test_64_branches_with_a_limit_of_32_000_tokens_begin_together() -> None:
     assert_nothing_left(engine, [])
 
 
-FAULT = pytest.mark.xfail(reason="a rating begins with too little room and fails: a known fault")
-
-
-@pytest.mark.parametrize(
-    "spare", [20, pytest.param(60, marks=[pytest.mark.slow, FAULT]), slow(200)]
-)
+@pytest.mark.parametrize("spare", some_quick([20, 60, 200], [20, 60]))
 def test_what_was_thought_too_little_changes_no_result(
     spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

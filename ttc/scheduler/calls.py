@@ -242,18 +242,30 @@ class Calls:
 
     def let_go_of_others(self, branches: Sequence[Branch]) -> bool:
         """Have all that decode wait; where nobody did, `let_go` of a branch that is not one of
-        these; where there is none, finish the calls that others have begun, in the room of these.
-        Says whether there may be more room now."""
+        these; where there is none, finish the calls that others have begun, in the room of these;
+        else have these begin anew. Says whether there may be more room now."""
         at_work = [batch for batch in list(self.batches) if batch.at_work]
         for batch in at_work:
             batch.preempt()
         if at_work or self.let_go(branches):
             return True
         if not self._holding():
-            return False
+            return self._begin_anew(branches)
         for branch in self.live.intersection(branches):
             self.runtime.tree.let_go(branch)
         return self._finish_begun()
+
+    def _begin_anew(self, branches: Sequence[Branch]) -> bool:
+        """Let go of branches that go on from the middle of a storage whose end nobody needs any
+        more: computed again they take less room. Says whether there was any."""
+        tree, large = self.runtime.tree, list[Branch]()
+        for branch in self.live.intersection(branches):
+            storages = [segment.storage for segment in branch.leaf.path()]
+            if any(storage.left for storage in storages if storage is not storages[-1]):
+                large.append(branch)
+        for branch in large:
+            tree.let_go(branch)
+        return bool(large)
 
     def let_go(self, keep: Sequence[Branch]) -> bool:
         """Free the KV of a branch that is not one of `keep`, to be computed again when it goes on:

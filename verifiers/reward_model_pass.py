@@ -226,7 +226,7 @@ class TreeMirror:
         waiting = [branch]
         while waiting:
             branch = waiting.pop()
-            if branch not in self._gone:
+            if branch not in self._gone and not branch.released:  # nobody may have rated it
                 return True
             waiting += [child for child in branch.children if child not in self.mirrors]
         return False

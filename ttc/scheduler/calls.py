@@ -258,14 +258,14 @@ class Calls:
     def _begin_anew(self, branches: Sequence[Branch]) -> bool:
         """Let go of branches that go on from the middle of a storage whose end nobody needs any
         more: computed again they take less room. Says whether there was any."""
-        tree, large = self.runtime.tree, list[Branch]()
+        tree, chosen = self.runtime.tree, list[Branch]()
         for branch in self.live.intersection(branches):
             storages = [segment.storage for segment in branch.leaf.path()]
             if any(storage.left for storage in storages if storage is not storages[-1]):
-                large.append(branch)
-        for branch in large:
+                chosen.append(branch)
+        for branch in chosen:
             tree.let_go(branch)
-        return bool(large)
+        return bool(chosen)
 
     def let_go(self, keep: Sequence[Branch]) -> bool:
         """Free the KV of a branch that is not one of `keep`, to be computed again when it goes on:

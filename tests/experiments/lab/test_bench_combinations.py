@@ -34,6 +34,7 @@ def test_a_problem_has_its_own_result_in_any_combination(seed: int) -> None:
 
 GROUPS: dict[str, Any] = {"memory": "unshared_groups", "problems": 3}
 FOUND: list[dict[str, Any]] = [
+    {"search": "ab_mcts_m", "verifier": "reward", "context": 0},
     GROUPS | {"budget": 3.0, "placement": "split_layer"},
     GROUPS
     | {"search": "deep_conf", "problems": 5, "prompt_tokens": 36, "budget": 1.6}
